@@ -1,0 +1,33 @@
+package epoch
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Errors of this package, always returned wrapped.
+var (
+	// ErrIncompatible is what every [IncompatibleError] matches.
+	ErrIncompatible = errors.New("epoch: incompatible table")
+	// ErrRange is returned for a range that is empty, inverted, or not wholly
+	// below MaxAddress.
+	ErrRange = errors.New("epoch: range can't be watched")
+	// ErrMemory is returned for memory that is too small or not aligned to 8
+	// bytes.
+	ErrMemory = errors.New("epoch: unusable memory")
+)
+
+// IncompatibleError says which field of a table's header this package can't
+// work with. It matches [ErrIncompatible].
+type IncompatibleError struct {
+	Field string // the header's field
+	Have  uint64 // what the table holds
+	Want  uint64 // what this package knows
+}
+
+func (e *IncompatibleError) Error() string {
+	return fmt.Sprintf("epoch: incompatible table: %s is %#x, this version knows %#x", e.Field, e.Have, e.Want)
+}
+
+// Is reports whether target is ErrIncompatible.
+func (e *IncompatibleError) Is(target error) bool { return target == ErrIncompatible }

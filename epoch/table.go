@@ -1,0 +1,315 @@
+package epoch
+
+import (
+	"fmt"
+	"math/bits"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pindown/pindown/vm"
+)
+
+// Word is the one word that tells a reader whether anything happened: the
+// generation, the number of busy writers and whether the writer is lost.
+type Word uint64
+
+// Busy reports whether a writer has let an operation go that it hasn't
+// recorded yet. A reader that finds it waits.
+func (w Word) Busy() bool { return w&wordBusyMask != 0 }
+
+// Lost reports whether the table's writer is gone. It is final: nothing that
+// relies on the table may be served any more.
+func (w Word) Lost() bool { return w&wordLost != 0 }
+
+// Generation returns the number of touches that found interest, modulo 2^56.
+func (w Word) Generation() uint64 { return uint64(w) >> 8 }
+
+// Table is an epoch table over shared memory. Create it with [Format] or
+// [Open].
+type Table struct {
+	hdr     *header
+	buckets []bucket
+	shift   uint8 // 64 - bucket bits
+	mem     []byte
+
+	// parent holds, for each slot in use, the slot of its parent block. It is
+	// private to the reader: written under mu before a watch that uses the
+	// slot is handed out, stable while the watch lasts.
+	parent []uint32
+
+	mu     sync.Mutex
+	used   int    // slots in use; guarded by mu
+	coarse uint64 // blocks watched through an ancestor; guarded by mu
+}
+
+// BucketBitsFor returns the table size, as log2 of the number of hash buckets,
+// that suits the given number of regions: about four slots a region.
+func BucketBitsFor(regions int) int {
+	n := max(regions, 1) * 4 / bucketSlots
+	return min(max(bits.Len(uint(max(n, 1)-1)), minBucketBits), maxBucketBits)
+}
+
+// Size returns the number of bytes that a table of 2^bucketBits hash buckets
+// takes. bucketBits is clamped to what the layout allows.
+func Size(bucketBits int) int {
+	bucketBits = min(max(bucketBits, minBucketBits), maxBucketBits)
+	return headerSize + (1+1<<bucketBits)*bucketSize
+}
+
+// Format writes an empty table into mem, which must be zeroed, 8-byte aligned
+// and at least [Size](bucketBits) long, and returns it. The caller keeps mem
+// alive and mapped for as long as the table or a writer uses it. Errors wrap
+// ErrMemory.
+func Format(mem []byte, bucketBits int) (*Table, error) {
+	if bucketBits < minBucketBits || bucketBits > maxBucketBits {
+		return nil, fmt.Errorf("format table of 2^%d buckets: bits must be %d to %d: %w",
+			bucketBits, minBucketBits, maxBucketBits, ErrMemory)
+	}
+	if len(mem) < Size(bucketBits) {
+		return nil, fmt.Errorf("format table in %d bytes, %d needed: %w", len(mem), Size(bucketBits), ErrMemory)
+	}
+	h, err := overlay(mem)
+	if err != nil {
+		return nil, err
+	}
+	h.version = Version
+	h.headerSize = headerSize
+	h.features = 0
+	h.pageShift = PageShift
+	h.fanoutShift = FanoutShift
+	h.levels = Levels
+	h.bucketSlots = bucketSlots
+	h.bucketBits = uint32(bucketBits)
+	h.bucketSize = bucketSize
+	// Generation 1, so that a word of zero (a wiped page, a region that was
+	// never published) matches no table.
+	h.word.Store(wordGenerationOne)
+	h.magic = Magic
+	t := newTable(mem, h)
+	t.buckets[0].tag[0].Store(makeTag(rootLevel, 0))
+	return t, nil
+}
+
+// Open attaches to a table that another party formatted in mem. It returns an
+// [*IncompatibleError] for a layout, geometry or feature that this package
+// doesn't know, and a wrapped ErrMemory for memory that can't hold the table.
+// A table may have any number of writers, but only one party that watches.
+func Open(mem []byte) (*Table, error) {
+	h, err := overlay(mem)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range []struct {
+		name       string
+		have, want uint64
+	}{
+		{"magic", h.magic, Magic},
+		{"version", uint64(h.version), Version},
+		{"header_size", uint64(h.headerSize), headerSize},
+		{"page_shift", uint64(h.pageShift), PageShift},
+		{"fanout_shift", uint64(h.fanoutShift), FanoutShift},
+		{"levels", uint64(h.levels), Levels},
+		{"bucket_slots", uint64(h.bucketSlots), bucketSlots},
+		{"bucket_size", uint64(h.bucketSize), bucketSize},
+	} {
+		if f.have != f.want {
+			return nil, &IncompatibleError{Field: f.name, Have: f.have, Want: f.want}
+		}
+	}
+	if unknown := h.features &^ knownFeatures; unknown != 0 {
+		return nil, &IncompatibleError{Field: "features", Have: h.features, Want: knownFeatures}
+	}
+	if b := h.bucketBits; b < minBucketBits || b > maxBucketBits {
+		return nil, &IncompatibleError{Field: "bucket_bits", Have: uint64(b), Want: maxBucketBits}
+	}
+	if need := Size(int(h.bucketBits)); len(mem) < need {
+		return nil, fmt.Errorf("open table in %d bytes, %d needed: %w", len(mem), need, ErrMemory)
+	}
+	return newTable(mem, h), nil
+}
+
+func newTable(mem []byte, h *header) *Table {
+	n := 1 + 1<<h.bucketBits
+	return &Table{
+		hdr:     h,
+		buckets: overlayBuckets(mem, n),
+		shift:   uint8(64 - h.bucketBits),
+		mem:     mem,
+		parent:  make([]uint32, n*bucketSlots),
+	}
+}
+
+// Word returns the table's word. It is one atomic load.
+func (t *Table) Word() Word { return Word(t.hdr.word.Load()) }
+
+// AddBusy tells readers to wait: an operation is about to be let go before it
+// is recorded. Each call must be paired with [Table.DropBusy].
+func (t *Table) AddBusy() { t.hdr.word.Add(1) }
+
+// DropBusy ends what AddBusy began.
+func (t *Table) DropBusy() { t.hdr.word.Add(^uint64(0)) }
+
+// SetLost says that the table's writer is gone or can't be trusted any more.
+// There is no way back: every later check fails.
+func (t *Table) SetLost() {
+	t.hdr.word.Or(wordLost)
+	t.hdr.word.Add(wordGenerationOne)
+}
+
+// Quiet returns the word once no writer is busy. It spins and yields; a busy
+// period is a few microseconds. It returns at once if the table is lost.
+func (t *Table) Quiet() Word {
+	for i := 0; ; i++ {
+		w := t.Word()
+		if !w.Busy() || w.Lost() {
+			return w
+		}
+		switch {
+		case i < 32:
+			// The writer is on another processor, in the middle of it.
+		case i < 4096:
+			runtime.Gosched()
+		default:
+			time.Sleep(20 * time.Microsecond)
+		}
+	}
+}
+
+// Stats describes how full a table is.
+type Stats struct {
+	Slots  int    // slots in all
+	Used   int    // slots in use
+	Coarse uint64 // canonical blocks that a full bucket pushed up to an ancestor, ever
+}
+
+// Stats returns a snapshot.
+func (t *Table) Stats() Stats {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return Stats{Slots: len(t.parent), Used: t.used, Coarse: t.coarse}
+}
+
+// find returns the bucket and slot of tag. It takes no lock: tags are only
+// ever set and cleared, never moved.
+func (t *Table) find(tag uint64) (*bucket, int, bool) {
+	b := &t.buckets[t.bucketOf(tag)]
+	for i := range bucketSlots {
+		if b.tag[i].Load() == tag {
+			return b, i, true
+		}
+	}
+	return nil, 0, false
+}
+
+func (t *Table) bucketOf(tag uint64) uint64 {
+	if tag == makeTag(rootLevel, 0) {
+		return 0
+	}
+	return 1 + tag*hashMultiplier>>t.shift
+}
+
+// Touch records that the pages behind r changed or are about to: the writer's
+// half of the protocol. It must be called before the page tables change and
+// again after, and reports whether any watched range overlaps r. Parts of r
+// beyond MaxAddress are ignored: nothing there can be watched.
+func (t *Table) Touch(r vm.Range) bool {
+	if r.Empty() || r.Start >= MaxAddress {
+		return false
+	}
+	lo := uint64(r.Start >> PageShift)
+	hi := uint64(min(r.End-1, MaxAddress-1)>>PageShift) + 1
+	found := false
+
+	// Top down. edges are the present blocks of the level above that r covers
+	// in part and that have watched blocks below: at most one at either end.
+	var edges, next [2]uint64
+	n := 0
+	if root := &t.buckets[0]; lo == 0 && hi == uint64(MaxAddress>>PageShift) {
+		if root.want[0].Load()|root.wantBelow[0].Load() != 0 {
+			root.self[0].Add(1)
+			found = true
+		}
+	} else {
+		if root.want[0].Load() != 0 {
+			root.below[0].Add(1)
+			found = true
+		}
+		if root.wantBelow[0].Load() != 0 {
+			n = 1
+		}
+	}
+	for level := rootLevel - 1; level >= 0 && n > 0; level-- {
+		shift := uint(level * FanoutShift)
+		m := 0
+		for _, edge := range edges[:n] {
+			first := max(edge<<FanoutShift, lo>>shift)
+			last := min(edge<<FanoutShift|(1<<FanoutShift-1), (hi-1)>>shift)
+			for c := first; c <= last; c++ {
+				b, i, ok := t.find(makeTag(level, c))
+				if !ok {
+					continue
+				}
+				if c<<shift >= lo && (c+1)<<shift <= hi {
+					if b.want[i].Load()|b.wantBelow[i].Load() != 0 {
+						b.self[i].Add(1)
+						found = true
+					}
+					continue
+				}
+				if b.want[i].Load() != 0 {
+					b.below[i].Add(1)
+					found = true
+				}
+				if b.wantBelow[i].Load() != 0 {
+					next[m] = c
+					m++
+				}
+			}
+		}
+		edges, n = next, m
+	}
+	if found {
+		t.hdr.word.Add(wordGenerationOne)
+	}
+	return found
+}
+
+// Verdict is the answer of [Table.Check].
+type Verdict uint8
+
+// Verdicts.
+const (
+	VerdictInvalid Verdict = iota
+	VerdictValid           // no operation touched the watched range
+	VerdictStale           // one did
+	VerdictLost            // the writer is gone: no telling
+)
+
+// Take returns what a registration made from now on is published with: the
+// word, and the stamp of w read after it. It waits while a writer is busy. The
+// word of a lost table is returned as zero, which matches no table's word.
+func (t *Table) Take(w *Watch) (Word, uint64) {
+	word := t.Quiet()
+	if word.Lost() {
+		word = 0
+	}
+	return word, t.Stamp(w)
+}
+
+// Check decides whether a watched range is untouched since Take returned stamp
+// and the word that seen was first set to. It is the slow half of a hit, for
+// when the word differs from seen; it then stores the word it found, so that
+// the next check is one load again. It waits while a writer is busy.
+func (t *Table) Check(w *Watch, stamp uint64, seen *atomic.Uint64) Verdict {
+	word := t.Quiet()
+	if word.Lost() {
+		return VerdictLost
+	}
+	if t.Stamp(w) != stamp {
+		return VerdictStale
+	}
+	seen.Store(uint64(word))
+	return VerdictValid
+}
