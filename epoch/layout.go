@@ -32,13 +32,13 @@ const (
 	hashMultiplier = 0x9e3779b97f4a7c15
 
 	rootLevel = Levels - 1
+
+	// slotsPerRegion is what BucketBitsFor reckons with.
+	slotsPerRegion = 8
 )
 
-// Feature bits. A table whose features hold a bit that is unknown here is
-// refused: the bit means that ignoring it gives wrong answers.
-const (
-	knownFeatures uint64 = 0
-)
+// rootTag is the tag of the root, which stays in the first slot of bucket 0.
+const rootTag = Levels << tagLevelShift
 
 func makeTag(level int, block uint64) uint64 {
 	return uint64(level+1)<<tagLevelShift | block

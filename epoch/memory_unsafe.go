@@ -9,7 +9,7 @@ import (
 // header overlays the first bytes of a table. Field order and padding are part
 // of the format (layout.h).
 type header struct {
-	magic          uint64
+	magic          atomic.Uint64 // written last
 	version        uint32
 	headerSize     uint32
 	features       uint64
@@ -36,7 +36,7 @@ type bucket struct {
 	wantBelow [bucketSlots]atomic.Uint32
 }
 
-// overlay maps mem, which must be as long as Size says for bits.
+// overlay lays a header over mem.
 func overlay(mem []byte) (*header, error) {
 	if len(mem) < headerSize {
 		return nil, fmt.Errorf("overlay %d bytes: %w", len(mem), ErrMemory)
@@ -48,6 +48,7 @@ func overlay(mem []byte) (*header, error) {
 	return (*header)(p), nil
 }
 
+// overlayBuckets lays n buckets over mem, which must hold them.
 func overlayBuckets(mem []byte, n int) []bucket {
 	p := unsafe.Add(unsafe.Pointer(unsafe.SliceData(mem)), headerSize)
 	return unsafe.Slice((*bucket)(p), n)

@@ -33,22 +33,25 @@ type Table struct {
 	buckets []bucket
 	shift   uint8 // 64 - bucket bits
 	mem     []byte
+	fresh   bool // formatted here
 
 	// parent holds, for each slot in use, the slot of its parent block. It is
-	// private to the reader: written under mu before a watch that uses the
-	// slot is handed out, stable while the watch lasts.
+	// private to the reader: made under mu by the first watch, written under
+	// mu before a watch that uses the slot is handed out, stable while the
+	// watch lasts.
 	parent []uint32
 
 	mu     sync.Mutex
-	used   int    // slots in use; guarded by mu
-	coarse uint64 // blocks watched through an ancestor; guarded by mu
+	used   atomic.Int64 // slots in use; written under mu
+	coarse uint64       // blocks watched through an ancestor; guarded by mu
 }
 
 // BucketBitsFor returns the table size, as log2 of the number of hash buckets,
-// that suits the given number of regions: about four slots a region.
+// that suits the given number of regions: eight slots, 256 bytes, a region, and
+// up to twice that by rounding up.
 func BucketBitsFor(regions int) int {
-	n := max(regions, 1) * 4 / bucketSlots
-	return min(max(bits.Len(uint(max(n, 1)-1)), minBucketBits), maxBucketBits)
+	buckets := (min(max(regions, 1), 1<<30)*slotsPerRegion + bucketSlots - 1) / bucketSlots
+	return min(max(bits.Len(uint(buckets-1)), minBucketBits), maxBucketBits)
 }
 
 // Size returns the number of bytes that a table of 2^bucketBits hash buckets
@@ -59,9 +62,10 @@ func Size(bucketBits int) int {
 }
 
 // Format writes an empty table into mem, which must be zeroed, 8-byte aligned
-// and at least [Size](bucketBits) long, and returns it. The caller keeps mem
+// and at least [Size](bucketBits) long, and returns it. Memory aligned to 64
+// bytes keeps what is read together in one cache line. The caller keeps mem
 // alive and mapped for as long as the table or a writer uses it. Errors wrap
-// ErrMemory.
+// ErrMemory. Of the zeroing only the header is verified.
 func Format(mem []byte, bucketBits int) (*Table, error) {
 	if bucketBits < minBucketBits || bucketBits > maxBucketBits {
 		return nil, fmt.Errorf("format table of 2^%d buckets: bits must be %d to %d: %w",
@@ -74,6 +78,12 @@ func Format(mem []byte, bucketBits int) (*Table, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Formatting a table that somebody uses would take back its counters.
+	for i, b := range mem[:headerSize] {
+		if b != 0 {
+			return nil, fmt.Errorf("format table: byte %d is not zero: %w", i, ErrMemory)
+		}
+	}
 	h.version = Version
 	h.headerSize = headerSize
 	h.features = 0
@@ -84,19 +94,35 @@ func Format(mem []byte, bucketBits int) (*Table, error) {
 	h.bucketBits = uint32(bucketBits)
 	h.bucketSize = bucketSize
 	// Generation 1, so that a word of zero (a wiped page, a region that was
-	// never published) matches no table.
+	// never published) matches no table's word.
 	h.word.Store(wordGenerationOne)
-	h.magic = Magic
-	t := newTable(mem, h)
-	t.buckets[0].tag[0].Store(makeTag(rootLevel, 0))
+	t := newTable(mem, h, bucketBits)
+	t.fresh = true
+	t.buckets[0].tag[0].Store(rootTag)
+	h.magic.Store(Magic)
 	return t, nil
 }
 
 // Open attaches to a table that another party formatted in mem. It returns an
 // [*IncompatibleError] for a layout, geometry or feature that this package
 // doesn't know, and a wrapped ErrMemory for memory that can't hold the table.
-// A table may have any number of writers, but only one party that watches.
-func Open(mem []byte) (*Table, error) {
+// It announces nothing: [OpenReader] and [OpenWriter] do, and are what a party
+// uses that doesn't share the other side's program.
+//
+// A table may have any number of writers, but only one party, that is one
+// Table, may watch through it: see [ErrInUse].
+func Open(mem []byte) (*Table, error) { return open(mem, current) }
+
+// dialect is what one version of this package knows; a type so that tests can
+// set versions against each other.
+type dialect struct {
+	version  uint32
+	features Features
+}
+
+var current = dialect{version: Version, features: knownFeatures}
+
+func open(mem []byte, d dialect) (*Table, error) {
 	h, err := overlay(mem)
 	if err != nil {
 		return nil, err
@@ -105,8 +131,8 @@ func Open(mem []byte) (*Table, error) {
 		name       string
 		have, want uint64
 	}{
-		{"magic", h.magic, Magic},
-		{"version", uint64(h.version), Version},
+		{"magic", h.magic.Load(), Magic},
+		{"version", uint64(h.version), uint64(d.version)},
 		{"header_size", uint64(h.headerSize), headerSize},
 		{"page_shift", uint64(h.pageShift), PageShift},
 		{"fanout_shift", uint64(h.fanoutShift), FanoutShift},
@@ -118,26 +144,26 @@ func Open(mem []byte) (*Table, error) {
 			return nil, &IncompatibleError{Field: f.name, Have: f.have, Want: f.want}
 		}
 	}
-	if unknown := h.features &^ knownFeatures; unknown != 0 {
-		return nil, &IncompatibleError{Field: "features", Have: h.features, Want: knownFeatures}
+	if h.features&^uint64(d.features) != 0 {
+		return nil, &IncompatibleError{Field: "features", Have: h.features, Want: uint64(d.features)}
 	}
-	if b := h.bucketBits; b < minBucketBits || b > maxBucketBits {
-		return nil, &IncompatibleError{Field: "bucket_bits", Have: uint64(b), Want: maxBucketBits}
+	// Read once: the memory may be another party's to change.
+	bucketBits := h.bucketBits
+	if bucketBits < minBucketBits || bucketBits > maxBucketBits {
+		return nil, &IncompatibleError{Field: "bucket_bits", Have: uint64(bucketBits), Want: maxBucketBits}
 	}
-	if need := Size(int(h.bucketBits)); len(mem) < need {
+	if need := Size(int(bucketBits)); len(mem) < need {
 		return nil, fmt.Errorf("open table in %d bytes, %d needed: %w", len(mem), need, ErrMemory)
 	}
-	return newTable(mem, h), nil
+	return newTable(mem, h, int(bucketBits)), nil
 }
 
-func newTable(mem []byte, h *header) *Table {
-	n := 1 + 1<<h.bucketBits
+func newTable(mem []byte, h *header, bucketBits int) *Table {
 	return &Table{
 		hdr:     h,
-		buckets: overlayBuckets(mem, n),
-		shift:   uint8(64 - h.bucketBits),
+		buckets: overlayBuckets(mem, 1+1<<bucketBits),
+		shift:   uint8(64 - bucketBits),
 		mem:     mem,
-		parent:  make([]uint32, n*bucketSlots),
 	}
 }
 
@@ -145,11 +171,36 @@ func newTable(mem []byte, h *header) *Table {
 func (t *Table) Word() Word { return Word(t.hdr.word.Load()) }
 
 // AddBusy tells readers to wait: an operation is about to be let go before it
-// is recorded. Each call must be paired with [Table.DropBusy].
-func (t *Table) AddBusy() { t.hdr.word.Add(1) }
+// is recorded. Each call must be paired with [Table.DropBusy]. The word counts
+// to 127; one more at the same time and the table is lost.
+func (t *Table) AddBusy() {
+	for {
+		w := t.hdr.word.Load()
+		if w&wordBusyMask == wordBusyMask {
+			// A carry would clear or set the lost bit behind it.
+			t.SetLost()
+			return
+		}
+		if t.hdr.word.CompareAndSwap(w, w+1) {
+			return
+		}
+	}
+}
 
-// DropBusy ends what AddBusy began.
-func (t *Table) DropBusy() { t.hdr.word.Add(^uint64(0)) }
+// DropBusy ends what AddBusy began. One call too many and the table is lost:
+// somebody's busy period would end early.
+func (t *Table) DropBusy() {
+	for {
+		w := t.hdr.word.Load()
+		if w&wordBusyMask == 0 {
+			t.SetLost()
+			return
+		}
+		if t.hdr.word.CompareAndSwap(w, w-1) {
+			return
+		}
+	}
+}
 
 // SetLost says that the table's writer is gone or can't be trusted any more.
 // There is no way back: every later check fails.
@@ -180,7 +231,7 @@ func (t *Table) Quiet() Word {
 // Stats describes how full a table is.
 type Stats struct {
 	Slots  int    // slots in all
-	Used   int    // slots in use
+	Used   int    // slots in use, by this party; the root is not counted
 	Coarse uint64 // canonical blocks that a full bucket pushed up to an ancestor, ever
 }
 
@@ -188,7 +239,7 @@ type Stats struct {
 func (t *Table) Stats() Stats {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return Stats{Slots: len(t.parent), Used: t.used, Coarse: t.coarse}
+	return Stats{Slots: len(t.buckets) * bucketSlots, Used: int(t.used.Load()), Coarse: t.coarse}
 }
 
 // find returns the bucket and slot of tag. It takes no lock: tags are only
@@ -204,7 +255,7 @@ func (t *Table) find(tag uint64) (*bucket, int, bool) {
 }
 
 func (t *Table) bucketOf(tag uint64) uint64 {
-	if tag == makeTag(rootLevel, 0) {
+	if tag == rootTag {
 		return 0
 	}
 	return 1 + tag*hashMultiplier>>t.shift
@@ -213,20 +264,24 @@ func (t *Table) bucketOf(tag uint64) uint64 {
 // Touch records that the pages behind r changed or are about to: the writer's
 // half of the protocol. It must be called before the page tables change and
 // again after, and reports whether any watched range overlaps r. Parts of r
-// beyond MaxAddress are ignored: nothing there can be watched.
+// beyond MaxAddress are ignored: nothing there can be watched. An end below
+// the start is one that wrapped, and is taken for the end of the address space.
 func (t *Table) Touch(r vm.Range) bool {
-	if r.Empty() || r.Start >= MaxAddress {
+	if r.Start == r.End || r.Start >= MaxAddress {
 		return false
 	}
-	lo := uint64(r.Start >> PageShift)
-	hi := uint64(min(r.End-1, MaxAddress-1)>>PageShift) + 1
+	end := r.End
+	if end < r.Start || end > MaxAddress {
+		end = MaxAddress
+	}
+	lo, hi := uint64(r.Start>>PageShift), uint64((end-1)>>PageShift)+1
 	found := false
 
 	// Top down. edges are the present blocks of the level above that r covers
 	// in part and that have watched blocks below: at most one at either end.
 	var edges, next [2]uint64
 	n := 0
-	if root := &t.buckets[0]; lo == 0 && hi == uint64(MaxAddress>>PageShift) {
+	if root := &t.buckets[0]; lo == 0 && hi == rootPages {
 		if root.want[0].Load()|root.wantBelow[0].Load() != 0 {
 			root.self[0].Add(1)
 			found = true
@@ -244,6 +299,7 @@ func (t *Table) Touch(r vm.Range) bool {
 		shift := uint(level * FanoutShift)
 		m := 0
 		for _, edge := range edges[:n] {
+			// At most one child is cut by either end of r: m stays within next.
 			first := max(edge<<FanoutShift, lo>>shift)
 			last := min(edge<<FanoutShift|(1<<FanoutShift-1), (hi-1)>>shift)
 			for c := first; c <= last; c++ {

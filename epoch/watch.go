@@ -2,32 +2,54 @@ package epoch
 
 import (
 	"fmt"
+	"math/bits"
 
 	"github.com/pindown/pindown/vm"
 )
 
 // MaxBlocks is the number of canonical blocks up to which a range is watched
-// exactly. A range of more is rounded outward to the next block size that
-// needs no more than that: an operation just outside it may then invalidate
-// it needlessly.
+// exactly, by pages. A range of more is rounded outward until it has no more
+// than that, at the end where a block saved costs the fewest bytes: an
+// operation just outside it may then invalidate it needlessly.
+//
+// A table that fills up spends its slots more sparingly, since a full bucket
+// costs more precision than rounding does: new watches get 8 blocks once it is
+// a quarter full and 4 once it is half full, unless that more than doubled the
+// range. ARCHITECTURE.md has the measurements behind the figures.
 const MaxBlocks = 16
+
+// The limits of a table a quarter full and half full.
+const (
+	sparingBlocks = 8
+	scarceBlocks  = 4
+)
+
+// fewBlocks is the number of slots that fit into a Watch itself.
+const fewBlocks = 3
+
+// rootPages is the number of pages that the root spans.
+const rootPages = uint64(MaxAddress >> PageShift)
 
 // Watch is a reader's interest in a range, made by [Table.Watch] and ended by
 // [Table.Unwatch]. It is 24 bytes and must not be copied once in use.
+//
+// A Watch is guarded by its owner: Watch and Unwatch of one Watch must not run
+// at the same time as any other use of it. Stamp, Take and Check may.
 type Watch struct {
-	few  [3]uint32 // slots of the canonical blocks, if no more than three
+	few  [fewBlocks]uint32 // slots of the canonical blocks, if they fit
 	n    uint32
-	more *[]uint32 // else all of them
+	more *[MaxBlocks]uint32 // else here
 }
 
 func (w *Watch) slots() []uint32 {
 	if w.more != nil {
-		return *w.more
+		return w.more[:w.n]
 	}
 	return w.few[:w.n]
 }
 
-// Blocks returns the number of blocks that the watch consists of.
+// Blocks returns the number of blocks that the watch consists of; 0 if it is
+// not in use.
 func (w *Watch) Blocks() int { return int(w.n) }
 
 // Bytes returns the heap memory that the watch holds beside itself.
@@ -35,7 +57,7 @@ func (w *Watch) Bytes() int {
 	if w.more == nil {
 		return 0
 	}
-	return 24 + 4*cap(*w.more)
+	return 4 * MaxBlocks
 }
 
 // appendBlocks appends the tags of the canonical blocks of [lo,hi), in units
@@ -56,37 +78,86 @@ func appendBlocks(dst []uint64, lo, hi uint64) []uint64 {
 	return dst
 }
 
-// canonical appends the tags of the blocks that watch [lo,hi): exact while
-// they are few, else rounded outward.
-func canonical(dst []uint64, lo, hi uint64) []uint64 {
-	for level := 0; ; level++ {
-		mask := uint64(1)<<(level*FanoutShift) - 1
-		dst = appendBlocks(dst[:0], lo&^mask, (hi+mask)&^mask)
-		if len(dst) <= MaxBlocks || level == rootLevel {
-			return dst
+// countBlocks returns the number of canonical blocks of [lo,hi).
+func countBlocks(lo, hi uint64) uint64 {
+	n := uint64(0)
+	for range rootLevel {
+		up, down := (lo+1<<FanoutShift-1)>>FanoutShift, hi>>FanoutShift
+		if up >= down {
+			break
 		}
+		n += up<<FanoutShift - lo + hi - down<<FanoutShift
+		lo, hi = up, down
 	}
+	return n + hi - lo
 }
 
-// Watch states interest in r in w, a zero Watch. It never fails for lack of
-// room: a block that finds its bucket full is watched through an ancestor.
-// It returns a wrapped ErrRange for an empty range or one that isn't wholly
-// below MaxAddress.
+// nextMask returns the mask of the smallest block size above a page that n is
+// not a multiple of.
+func nextMask(n uint64) uint64 {
+	return 1<<((bits.TrailingZeros64(n)/FanoutShift+1)*FanoutShift) - 1
+}
+
+// roundOut returns [lo,hi), in pages and below rootPages, grown until it has
+// at most limit canonical blocks, a number up to MaxBlocks. It settles for
+// MaxBlocks if limit would more than double the range.
+func roundOut(lo, hi, limit uint64) (uint64, uint64) {
+	budget := hi - lo
+	for n := countBlocks(lo, hi); n > limit; n = countBlocks(lo, hi) {
+		// The root's bounds are a multiple of every size; they end the loop.
+		canLeft, canRight := lo != 0, hi != rootPages
+		left, right := lo, hi
+		if canLeft {
+			left &^= nextMask(lo)
+		}
+		if canRight {
+			right = (hi + nextMask(hi)) &^ nextMask(hi)
+		}
+		costLeft, costRight := lo-left, right-hi
+		// A step may add blocks, if both ends lie in one parent: saves none.
+		savedLeft, savedRight := n-min(n, countBlocks(left, hi)), n-min(n, countBlocks(lo, right))
+		cost := costRight
+		switch byLeft, byRight := costLeft*savedRight, costRight*savedLeft; {
+		case !canRight, canLeft && byLeft < byRight, canLeft && byLeft == byRight && costLeft < costRight:
+			right, cost = hi, costLeft
+		default:
+			left = lo
+		}
+		if n <= MaxBlocks && cost > budget {
+			break
+		}
+		budget -= min(budget, cost)
+		lo, hi = left, right
+	}
+	return lo, hi
+}
+
+// Watch states interest in r in w, which must be zero or unwatched. It never
+// fails for lack of room: a block that finds its bucket full is watched
+// through an ancestor. It returns a wrapped [ErrRange] for an empty range or
+// one that isn't wholly below MaxAddress, and a wrapped [ErrInUse] if another
+// party watches through the table. It allocates only if w takes more than
+// three blocks.
 func (t *Table) Watch(w *Watch, r vm.Range) error {
 	if r.Empty() || r.End > MaxAddress {
 		return fmt.Errorf("watch %v: %w", r, ErrRange)
 	}
-	var tags [4 * MaxBlocks]uint64
-	lo := uint64(r.Start >> PageShift)
-	hi := uint64((r.End-1)>>PageShift) + 1
-	blocks := canonical(tags[:0], lo, hi)
-
+	lo, hi := roundOut(uint64(r.Start>>PageShift), uint64((r.End-1)>>PageShift)+1, t.blockLimit())
+	var tags [MaxBlocks]uint64
+	blocks := appendBlocks(tags[:0], lo, hi)
+	w.n, w.more = 0, nil
 	slots := w.few[:0]
-	if len(blocks) > len(w.few) {
-		slots = make([]uint32, 0, len(blocks))
+	if len(blocks) > fewBlocks {
+		w.more = new([MaxBlocks]uint32)
+		slots = w.more[:0]
 	}
+
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if err := t.adopt(); err != nil {
+		*w = Watch{}
+		return fmt.Errorf("watch %v: %w", r, err)
+	}
 	for _, tag := range blocks {
 		s := t.want(tag)
 		// Siblings pushed up to one ancestor need it once.
@@ -97,16 +168,11 @@ func (t *Table) Watch(w *Watch, r vm.Range) error {
 		slots = append(slots, s)
 	}
 	w.n = uint32(len(slots))
-	w.more = nil
-	if len(slots) > len(w.few) {
-		w.more = &slots
-	} else {
-		copy(w.few[:], slots)
-	}
 	return nil
 }
 
-// Unwatch ends the interest. w may then be used for another Watch.
+// Unwatch ends the interest. w may then be used for another Watch. It does
+// nothing if w is not in use.
 func (t *Table) Unwatch(w *Watch) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -116,13 +182,63 @@ func (t *Table) Unwatch(w *Watch) {
 	*w = Watch{}
 }
 
+// blockLimit returns how many blocks a new watch may take. It needs no lock:
+// a stale answer is only a little more or less precise.
+func (t *Table) blockLimit() uint64 {
+	switch used, slots := t.used.Load(), int64(len(t.buckets)*bucketSlots); {
+	case used < slots/4:
+		return MaxBlocks
+	case used < slots/2:
+		return sparingBlocks
+	default:
+		return scarceBlocks
+	}
+}
+
+// adopt prepares the table for this party's first watch. mu must be held.
+func (t *Table) adopt() error {
+	if t.parent != nil {
+		return nil
+	}
+	// The parents of slots that another party took are unknown here, and its
+	// mutex is too: sharing a table between watching parties isn't possible.
+	for i := range t.buckets {
+		if t.fresh {
+			break // empty by contract; spare the pages
+		}
+		b := &t.buckets[i]
+		for j := range bucketSlots {
+			tag := b.tag[j].Load()
+			if (i|j == 0) != (tag == rootTag) || i|j != 0 && tag != 0 ||
+				b.want[j].Load()|b.wantBelow[j].Load() != 0 {
+				return fmt.Errorf("adopt table, slot %d of bucket %d: %w", j, i, ErrInUse)
+			}
+		}
+	}
+	t.parent = make([]uint32, len(t.buckets)*bucketSlots)
+	return nil
+}
+
 // want adds interest in a block and returns its slot, or that of the nearest
 // ancestor for which there is room. mu must be held.
+//
+// Each slot in use but the root holds one unit of its parent's wantBelow, so
+// that a slot in use implies its ancestors and only new slots climb.
 func (t *Table) want(tag uint64) uint32 {
+	// Up to the nearest block that is there; the root always is.
 	level, block := tagLevel(tag), tagBlock(tag)
-	slot := uint32(0) // the root
-	for l := rootLevel - 1; l >= level; l-- {
-		child, ok := t.claim(makeTag(l, block>>((l-level)*FanoutShift)), slot)
+	at := level
+	var slot uint32
+	for ; at < rootLevel; at++ {
+		s, ok := t.lookup(makeTag(at, block>>((at-level)*FanoutShift)))
+		if ok {
+			slot = s
+			break
+		}
+	}
+	// And down again, as far as there is room.
+	for at > level {
+		child, ok := t.claim(makeTag(at-1, block>>((at-1-level)*FanoutShift)), slot)
 		if !ok {
 			t.coarse++
 			break
@@ -130,6 +246,7 @@ func (t *Table) want(tag uint64) uint32 {
 		b, i := t.slot(slot)
 		b.wantBelow[i].Add(1)
 		slot = child
+		at--
 	}
 	b, i := t.slot(slot)
 	b.want[i].Add(1)
@@ -140,42 +257,43 @@ func (t *Table) want(tag uint64) uint32 {
 func (t *Table) unwant(slot uint32) {
 	b, i := t.slot(slot)
 	b.want[i].Add(^uint32(0))
-	for slot != 0 {
-		up := t.parent[slot]
-		if b.want[i].Load()|b.wantBelow[i].Load() == 0 {
-			b.tag[i].Store(0)
-			t.used--
-		}
-		slot = up
+	for slot != 0 && b.want[i].Load()|b.wantBelow[i].Load() == 0 {
+		b.tag[i].Store(0)
+		t.used.Add(-1)
+		slot = t.parent[slot]
 		b, i = t.slot(slot)
 		b.wantBelow[i].Add(^uint32(0))
 	}
 }
 
-// claim finds or takes a slot for tag. mu must be held.
-func (t *Table) claim(tag uint64, parent uint32) (uint32, bool) {
-	n := uint32(t.bucketOf(tag))
+// lookup returns the slot of a block that isn't the root.
+func (t *Table) lookup(tag uint64) (uint32, bool) {
+	n := t.bucketOf(tag)
 	b := &t.buckets[n]
-	free := -1
 	for i := range bucketSlots {
-		switch b.tag[i].Load() {
-		case tag:
-			return n*bucketSlots + uint32(i), true
-		case 0:
-			if free < 0 {
-				free = i
-			}
+		if b.tag[i].Load() == tag {
+			return uint32(n)*bucketSlots + uint32(i), true
 		}
 	}
-	if free < 0 {
-		return 0, false
+	return 0, false
+}
+
+// claim takes a free slot for a tag that isn't there. mu must be held.
+func (t *Table) claim(tag uint64, parent uint32) (uint32, bool) {
+	n := t.bucketOf(tag)
+	b := &t.buckets[n]
+	for i := range bucketSlots {
+		if b.tag[i].Load() != 0 {
+			continue
+		}
+		s := uint32(n)*bucketSlots + uint32(i)
+		t.parent[s] = parent
+		t.used.Add(1)
+		// The counters stay as the last owner left them: they only ever grow.
+		b.tag[i].Store(tag)
+		return s, true
 	}
-	s := n*bucketSlots + uint32(free)
-	t.parent[s] = parent
-	t.used++
-	// The counters stay as the last owner left them: they only ever grow.
-	b.tag[free].Store(tag)
-	return s, true
+	return 0, false
 }
 
 func (t *Table) slot(s uint32) (*bucket, uint32) {
@@ -185,7 +303,7 @@ func (t *Table) slot(s uint32) (*bucket, uint32) {
 // Stamp returns the sum of what was recorded on the watched blocks and on all
 // their ancestors. It changes if and only if an overlapping range is touched.
 // An ancestor of several blocks may count more than once; the weights are
-// fixed, so the sum still only grows.
+// fixed while the watch lasts, so the sum still only grows.
 func (t *Table) Stamp(w *Watch) uint64 {
 	var sum uint64
 	last := ^uint32(0)
