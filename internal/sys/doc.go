@@ -1,0 +1,7 @@
+// Package sys holds the kernel interfaces that golang.org/x/sys/unix lacks:
+// userfaultfd(2) and the query ioctl of /proc/PID/maps.
+//
+// Structures and constants keep the kernel's layout, and their sizes and
+// offsets are asserted in tests. Functions return the errno wrapped by
+// os.NewSyscallError unless they say otherwise; none retries.
+package sys
