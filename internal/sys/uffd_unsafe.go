@@ -60,18 +60,23 @@ func UFFDWriteprotect(fd int, r vm.Range, mode uint64) error {
 	return nil
 }
 
+// nothing is an argument of UFFDIO_WRITEPROTECT that asks for nothing. It is
+// never written.
+var nothing uffdioWriteprotectArg
+
 // UFFDChanging reports whether a VM operation on memory registered with fd has
 // an event that wasn't read yet, or isn't decided: it returns false only if
 // the kernel says that there is none.
 //
-// It is UFFDIO_WRITEPROTECT without an argument: userfaultfd_writeprotect
-// (fs/userfaultfd.c) returns EAGAIN while ctx->mmap_changing isn't zero, before
-// it looks at the argument, and EFAULT for it otherwise. The call takes no lock
-// and can't block, so it is made without telling Go's scheduler, which would
-// cost more than the call.
+// It is UFFDIO_WRITEPROTECT of an empty range: userfaultfd_writeprotect
+// (fs/userfaultfd.c) returns EAGAIN while ctx->mmap_changing isn't zero, and
+// otherwise EINVAL for the range, before it takes any lock. (With a bad address
+// for an argument it would return EFAULT, at the price of a page fault, which
+// on some kernels waits for the mmap lock.) The call can't block, so it is made
+// without telling Go's scheduler, which would cost more than the call.
 func UFFDChanging(fd int) bool {
-	_, _, errno := syscall.RawSyscall(unix.SYS_IOCTL, uintptr(fd), uffdioWriteprotect, 0)
-	return errno != unix.EFAULT
+	_, _, errno := syscall.RawSyscall(unix.SYS_IOCTL, uintptr(fd), uffdioWriteprotect, uintptr(unsafe.Pointer(&nothing)))
+	return errno != unix.EINVAL
 }
 
 func ioctl(fd int, request uintptr, arg unsafe.Pointer) unix.Errno {
