@@ -1,9 +1,11 @@
 package oracle
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"runtime"
 	"unsafe"
@@ -110,7 +112,7 @@ func (d Difference) String() string {
 
 // Compare faults the pages in as a reader of the memory would, and compares
 // them with those held: by frame number where the kernel shows it, else by
-// content, which overwrites the memory and can be done only once.
+// content, which overwrites the first word of each page and can be done once.
 func (h *Witness) Compare() (Difference, error) {
 	mem, err := os.OpenFile("/proc/self/mem", os.O_RDWR, 0)
 	if err != nil {
@@ -146,34 +148,26 @@ func (h *Witness) Compare() (Difference, error) {
 	return d, nil
 }
 
-// compareContent writes a mark of its own into each page that is mapped now,
-// and looks for it in the pages held.
+// compareContent writes a mark into each page that is mapped now, and looks
+// for it in the pages held.
 func (h *Witness) compareContent(mem *os.File) (Difference, error) {
 	var d Difference
 	page := make([]byte, PageSize)
-	mark := func(i int) byte { return byte(i)*37 + 0xa5 }
+	// A mark that was never written before: the page held may show an old one.
+	nonce := rand.Uint64()
 	gone := make([]bool, len(h.pages))
 	for i, a := range h.pages {
-		if _, err := mem.ReadAt(page[:8], int64(a)); err != nil {
+		binary.NativeEndian.PutUint64(page, nonce+uint64(i))
+		if _, err := mem.WriteAt(page[:8], int64(a)); err != nil {
 			gone[i] = true
 			d.Gone = append(d.Gone, a)
-			continue
-		}
-		// A page that differs may by chance hold the mark already: write its
-		// complement there first and see both arrive would need two reads of
-		// the pipe, so write eight bytes that include the address instead.
-		*(*uintptr)(unsafe.Pointer(&page[0])) = ^a
-		page[0] ^= mark(i)
-		if _, err := mem.WriteAt(page[:8], int64(a)); err != nil {
-			return d, fmt.Errorf("mark page %#x: %w", a, err)
 		}
 	}
 	for i, a := range h.pages {
 		if _, err := io.ReadFull(h.r, page); err != nil {
 			return d, fmt.Errorf("read page held for %#x: %w", a, err)
 		}
-		page[0] ^= mark(i)
-		if !gone[i] && *(*uintptr)(unsafe.Pointer(&page[0])) != ^a {
+		if !gone[i] && binary.NativeEndian.Uint64(page) != nonce+uint64(i) {
 			d.Changed = append(d.Changed, a)
 		}
 	}

@@ -149,11 +149,14 @@ func (s *Scratch) create(o Options) error {
 		if err := os.Remove(f.Name()); err != nil {
 			return err
 		}
-		// Content, so that a private mapping differs from what it was copied
-		// from, and blocks, so that direct writes and holes have something to
-		// act on.
-		if _, err := f.WriteAt(make([]byte, size), 0); err != nil {
-			return err
+		// Blocks, so that direct writes and holes have something to act on,
+		// and page by page: a large folio of which other pages are held can't
+		// be split, and stays where it is when part of it is truncated.
+		page := make([]byte, s.unit)
+		for off := uintptr(0); off < size; off += s.unit {
+			if _, err := f.WriteAt(page, int64(off)); err != nil {
+				return err
+			}
 		}
 		if s.kind == vm.MappingFileShared {
 			return s.mapFile(size, unix.MAP_SHARED)
