@@ -28,7 +28,7 @@ type TestBinary struct {
 	Tags  []string // build tags
 	Flags []string // further flags for go test -c
 	Args  []string // further arguments for the test binary
-	Run   string   // pattern of -test.run; PINDOWN_VM_RUN in the environment overrides it
+	Run   string   // pattern of -test.run; in RunTests, PINDOWN_VM_RUN in the environment overrides it
 
 	// Env, User, Caps and Limits are those of Cmd.
 	Env    []string
@@ -100,7 +100,11 @@ func find(tests []*TestResult, name string) *TestResult {
 // RunTests runs a package's tests in the guest and reports each as a subtest.
 func (m *Machine) RunTests(t *testing.T, tb TestBinary) {
 	t.Helper()
-	m.Report(t, tb).replay(testingT{t})
+	filter := os.Getenv("PINDOWN_VM_RUN")
+	tb.Run = cmp.Or(filter, tb.Run)
+	rep := m.Report(t, tb)
+	rep.filtered = filter != ""
+	rep.replay(testingT{t})
 }
 
 // Report runs a package's tests in the guest and returns what came out, without failing for a test that failed. It ends the test only if the package
@@ -113,9 +117,8 @@ func (m *Machine) Report(t testing.TB, tb TestBinary) *Report {
 	}
 	timeout := cmp.Or(tb.Timeout, DefaultTestTimeout)
 	args := []string{bin.path, "-test.v=test2json", "-test.paniconexit0", "-test.timeout=" + timeout.String()}
-	filter := os.Getenv("PINDOWN_VM_RUN")
-	if run := cmp.Or(filter, tb.Run); run != "" {
-		args = append(args, "-test.run="+run)
+	if tb.Run != "" {
+		args = append(args, "-test.run="+tb.Run)
 	}
 	res, err := m.Exec(t.Context(), Cmd{
 		Args:     append(args, tb.Args...),
@@ -133,7 +136,7 @@ func (m *Machine) Report(t testing.TB, tb TestBinary) *Report {
 		t.Fatal(perr)
 	}
 	rep.Code, rep.Signal, rep.Err = res.Code, res.Signal, err
-	rep.failOnSkip, rep.filtered = tb.FailOnSkip, filter != ""
+	rep.failOnSkip = tb.FailOnSkip
 	return rep
 }
 
@@ -181,7 +184,7 @@ func build(t testing.TB, root string, tb TestBinary) (bin, pkg, dir string, err 
 	if len(tb.Tags) > 0 {
 		args = append(args, "-tags="+strings.Join(tb.Tags, ","))
 	}
-	list := exec.Command("go", append(args, "--", tb.Pkg)...)
+	list := exec.Command("go", append(args, tb.Pkg)...)
 	list.Dir = root
 	out, err := output(list)
 	if err != nil {
@@ -196,7 +199,7 @@ func build(t testing.TB, root string, tb TestBinary) (bin, pkg, dir string, err 
 	if len(tb.Tags) > 0 {
 		args = append(args, "-tags="+strings.Join(tb.Tags, ","))
 	}
-	cmd := exec.Command("go", append(append(args, tb.Flags...), "--", tb.Pkg)...)
+	cmd := exec.Command("go", append(append(args, tb.Flags...), tb.Pkg)...)
 	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if _, err := output(cmd); err != nil {
