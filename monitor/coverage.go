@@ -70,3 +70,14 @@ func (c Coverage) MarshalJSON() ([]byte, error) {
 	}
 	return json.Marshal(m)
 }
+
+// Caches reports whether an operation was caught on any kind of mapping: if
+// not, everything is refused and there is nothing to cache.
+func (c Coverage) Caches() bool {
+	for _, o := range c {
+		if o == Caught {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,429 @@
+package pindown
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/pindown/pindown/device"
+	"github.com/pindown/pindown/monitor"
+	"github.com/pindown/pindown/vm"
+)
+
+// Acquire returns a registration that covers every byte of buf (up to len)
+// with at least the given access, made after every VM operation on buf that
+// has returned before the call.
+//
+// A hit costs no system call, lock or allocation, and ignores ctx. A miss
+// registers, may evict idle regions and may wait for another goroutine that is
+// registering the same range; it returns early with ctx's error.
+//
+// The caller keeps buf alive and mapped until it has released the region, and
+// must not use the keys afterwards. buf may be memory of any kind; it must not
+// be an array on a goroutine's stack in code that hides it from the compiler.
+//
+// Errors: ErrRange for an empty buf, ErrAccess, ErrClosed, ErrForked, the
+// context's error, and the device's errors (device.ErrFault for memory that
+// isn't mapped or lacks permission, device.ErrNoMemory when evicting and
+// trying again didn't help, …), all wrapped.
+func (c *Cache) Acquire(ctx context.Context, buf []byte, access Access) (Region, error) {
+	escape(buf)
+	return c.AcquireRange(ctx, vm.RangeOf(buf), access)
+}
+
+// AcquireRange is Acquire for memory given by address, such as memory that Go
+// doesn't own.
+func (c *Cache) AcquireRange(ctx context.Context, r Range, access Access) (Region, error) {
+	e, cause := c.hit(r, access)
+	if e != nil {
+		return Region{c: c, e: e}, nil
+	}
+	return c.miss(ctx, r, access, cause)
+}
+
+// TryAcquire returns a region if that is possible as a hit: with no context,
+// lock, allocation or system call. It reports false on a miss, for a bad
+// range, and on a closed cache.
+func (c *Cache) TryAcquire(buf []byte, access Access) (Region, bool) {
+	escape(buf)
+	return c.TryAcquireRange(vm.RangeOf(buf), access)
+}
+
+// TryAcquireRange is TryAcquire for memory given by address.
+func (c *Cache) TryAcquireRange(r Range, access Access) (Region, bool) {
+	e, _ := c.hit(r, access)
+	return Region{c: c, e: e}, e != nil
+}
+
+// hit returns the live entry that serves r, with a holder added, or nil and
+// the cause of the miss.
+//
+// The holder is added before the check, so an entry that passes can't be
+// deregistered; the check reads the table's word after that, so whatever
+// returned before hit was called is seen.
+func (c *Cache) hit(r Range, access Access) (*entry, MissCause) {
+	if r.Start >= r.End || c.guard.Forked() {
+		return nil, MissAbsent
+	}
+	e := c.set(access).index.lookup(r)
+	if e == nil {
+		return nil, MissAbsent
+	}
+	if !e.access.Covers(access) {
+		return nil, MissAccess
+	}
+	refs := e.refs.Add(refAcquire)
+	if refs&(refDead|refAlarm) != 0 && !c.oddRefs(e, refs) {
+		return nil, MissStale
+	}
+	if c.hitCheck != nil {
+		c.awaitHitCheck()
+	}
+	if uint64(c.table.Word()) == e.seen.Load() || c.recheck(e) {
+		return e, MissInvalid
+	}
+	c.undo(e)
+	c.retire(e, vm.OpUnknown)
+	return nil, MissStale
+}
+
+// oddRefs deals with a dead entry (false: no hit) and with a hit counter that
+// is about to overflow (true).
+func (c *Cache) oddRefs(e *entry, refs int64) bool {
+	if refs < 0 {
+		c.dropped(e, e.refs.Add(-refAcquire))
+		return false
+	}
+	if e.refs.CompareAndSwap(refs, refs&^refAlarm) {
+		c.stats.hits.Add(uint64(refAlarm >> refHitShift))
+	}
+	return true
+}
+
+// awaitHitCheck returns when no operation is between its change of the page
+// tables and its record: the monitor is about to read it, so this is short.
+func (c *Cache) awaitHitCheck() {
+	for i := 0; !c.hitCheck() && !c.table.Word().Lost(); i++ {
+		if i < 4096 {
+			runtime.Gosched()
+		} else {
+			time.Sleep(20 * time.Microsecond)
+		}
+	}
+}
+
+// recheck decides by the stamp, after the word has changed.
+func (c *Cache) recheck(e *entry) bool {
+	if !c.valid(e) {
+		return false
+	}
+	c.stats.restamped.Add(1)
+	return true
+}
+
+// flight is a registration on its way. Others that want an overlapping range
+// wait for it.
+type flight struct {
+	want   Range // what was asked for
+	target Range // what is being registered; guarded by mu
+	access Access
+	set    *regionSet
+	done   chan struct{}
+	perUse PerUseCause // why it wasn't cached; valid once done is closed
+}
+
+// miss is Acquire after the first try for a hit, which failed for cause.
+func (c *Cache) miss(ctx context.Context, want Range, access Access, cause MissCause) (Region, error) {
+	if err := want.Check(); err != nil {
+		return Region{}, fmt.Errorf("acquire %v: %w: %w", want, ErrRange, err)
+	}
+	if !access.Valid() {
+		return Region{}, fmt.Errorf("acquire %v with access %v: %w", want, access, ErrAccess)
+	}
+	if c.guard.Forked() {
+		return Region{}, fmt.Errorf("acquire %v: %w", want, ErrForked)
+	}
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	for first, counted := true, false; ; first = false {
+		if err := ctx.Err(); err != nil {
+			return Region{}, fmt.Errorf("acquire %v: %w", want, err)
+		}
+		if !first {
+			if e, _ := c.hit(want, access); e != nil {
+				if counted {
+					e.refs.Add(-refHit)
+				}
+				return Region{c: c, e: e}, nil
+			}
+		}
+		c.mu.Lock()
+		if c.closed {
+			c.mu.Unlock()
+			return Region{}, fmt.Errorf("acquire %v: %w", want, ErrClosed)
+		}
+		set := c.set(access)
+		if e := set.covering(want); e != nil && e.access.Covers(access) {
+			// Published since the hit was tried; or stale, and then the next
+			// try retires it.
+			c.mu.Unlock()
+			continue
+		}
+		if !counted {
+			counted = true
+			if cause == MissAbsent && len(set.overlapping(want, nil)) > 0 {
+				cause = MissPartial
+			}
+			c.stats.misses[cause].Add(1)
+		}
+		if c.perUseOnly != PerUseInvalid {
+			why := c.perUseOnly
+			c.mu.Unlock()
+			return c.registerPerUse(ctx, want, access, why)
+		}
+		if f := c.overlappingFlight(set, want); f != nil {
+			c.mu.Unlock()
+			c.stats.waits.Add(1)
+			select {
+			case <-f.done:
+			case <-ctx.Done():
+				return Region{}, fmt.Errorf("acquire %v: wait for registration of %v: %w", want, f.want, ctx.Err())
+			}
+			if f.perUse != PerUseInvalid && f.target.Contains(want) {
+				// What keeps that range out of the cache keeps this one out:
+				// don't queue up for the same answer.
+				return c.registerPerUse(ctx, want, access, f.perUse)
+			}
+			continue
+		}
+		f := &flight{want: want, access: access, set: set, done: make(chan struct{})}
+		// A releaser looks at waiters after it has let go, the planner at
+		// holders after it has announced itself: one of them sees the other.
+		if c.opts.WaitForBudget {
+			c.waiters.Add(1)
+		}
+		union, wait := c.plan(f)
+		budget := c.budget
+		c.mu.Unlock()
+		if !wait {
+			if c.opts.WaitForBudget {
+				c.waiters.Add(-1)
+			}
+			return c.fly(ctx, f, union)
+		}
+		c.stats.waits.Add(1)
+		select {
+		case <-budget:
+		case <-ctx.Done(): // the loop returns its error
+		}
+		c.waiters.Add(-1)
+	}
+}
+
+// plan chooses what to register for f and with which access, lists f, and
+// makes room: idle regions that the new one will replace, and others if that is
+// not enough, are given up. It reports true, with f unlisted again, if the
+// caller must wait for budget. mu must be held; it is released and retaken
+// while evicted regions are deregistered.
+func (c *Cache) plan(f *flight) (acc Access, wait bool) {
+	f.target = c.round(f.want)
+	acc = f.access
+	merged := f.target
+	var victims []*entry
+	for {
+		victims = f.set.overlapping(merged, victims[:0])
+		u, a := merged, acc
+		for _, v := range victims {
+			u, a = u.Union(v.rng()), a|v.access
+		}
+		if u == merged && a == acc {
+			break
+		}
+		if u == merged {
+			acc = a
+			break
+		}
+		if c.opts.MergeBytes < 0 || uint64(u.Len()) > uint64(c.opts.MergeBytes) || !c.fits(u) ||
+			c.overlappingFlight(f.set, u) != nil {
+			victims = f.set.overlapping(f.target, victims[:0])
+			merged, acc = f.target, f.access
+			for _, v := range victims {
+				acc |= v.access
+			}
+			break
+		}
+		merged, acc = u, a
+	}
+	f.target = merged
+	c.flights = append(c.flights, f)
+	if !c.fits(f.target) {
+		// It will never fit: register beside the cache.
+		f.perUse = PerUseBudget
+		return acc, false
+	}
+	if c.reserve(f.target, victims) {
+		return acc, false
+	}
+	c.refused = true
+	if c.opts.WaitForBudget {
+		c.unlist(f)
+		return acc, true
+	}
+	f.perUse = PerUseBudget
+	return acc, false
+}
+
+// fly carries out a planned flight: with the target and the union of access
+// that plan chose, or, if that can't be had, with exactly what was asked for.
+func (c *Cache) fly(ctx context.Context, f *flight, union Access) (Region, error) {
+	if f.perUse != PerUseInvalid {
+		c.land(f)
+		return c.registerPerUse(ctx, f.want, f.access, f.perUse)
+	}
+	e, why, err := c.register(ctx, f.target, union)
+	if exact := c.round(f.want); (err != nil || why != PerUseInvalid) && (f.target != exact || union != f.access) && ctx.Err() == nil {
+		// The merged range has a hole, a page of another kind or permission,
+		// or is too much: what was asked for may still do.
+		e, why, err = c.register(ctx, exact, f.access)
+	}
+	if err != nil || why != PerUseInvalid {
+		c.mu.Lock()
+		c.unreserve(f.target)
+		c.mu.Unlock()
+		f.perUse = why
+		c.land(f)
+		if err != nil {
+			return Region{}, err
+		}
+		return c.registerPerUse(ctx, f.want, f.access, why)
+	}
+	c.publish(f, e)
+	return Region{c: c, e: e}, nil
+}
+
+// register takes the steps of the protocol and returns an entry with one
+// holder, not yet published; or why the range can't be cached; or an error.
+func (c *Cache) register(ctx context.Context, r Range, access Access) (*entry, PerUseCause, error) {
+	e := &entry{start: r.Start, end: r.End, mode: modeCached}
+	if err := c.table.Watch(&e.watch, r); err != nil {
+		return nil, PerUseUncovered, nil //nolint:nilerr // beyond the table's reach: per use
+	}
+	word, stamp := c.table.Take(&e.watch)
+	if err := c.opts.Monitor.Cover(r); err != nil {
+		c.table.Unwatch(&e.watch)
+		switch {
+		case errors.Is(err, monitor.ErrPending):
+			return nil, PerUsePending, nil
+		case errors.Is(err, monitor.ErrUncovered):
+			return nil, PerUseUncovered, nil
+		}
+		return nil, PerUseLost, nil
+	}
+	reg, err := c.deviceRegister(ctx, r, access)
+	if err != nil {
+		c.table.Unwatch(&e.watch)
+		return nil, PerUseInvalid, err
+	}
+	e.adopt(reg)
+	e.seen.Store(uint64(word))
+	e.stamp = stamp
+	e.refs.Store(refHolder)
+	return e, PerUseInvalid, nil
+}
+
+// adopt copies what the device returned. A device may register more than it
+// was asked for, but only what was watched is served.
+func (e *entry) adopt(reg device.Registration) {
+	e.access = reg.Access
+	e.localKey, e.remoteKey, e.handle = reg.LocalKey, reg.RemoteKey, reg.Handle
+}
+
+// registerPerUse registers exactly what one holder needs, beside the cache.
+func (c *Cache) registerPerUse(ctx context.Context, want Range, access Access, why PerUseCause) (Region, error) {
+	c.stats.perUse[why].Add(1)
+	r := c.round(want)
+	reg, err := c.deviceRegister(ctx, r, access)
+	if err != nil {
+		return Region{}, err
+	}
+	e := &entry{start: r.Start, end: r.End, mode: modePerUse}
+	e.adopt(reg)
+	e.refs.Store(refHolder)
+	c.mu.Lock()
+	c.perUseHeld++
+	c.mu.Unlock()
+	return Region{c: c, e: e}, nil
+}
+
+func (c *Cache) releasePerUse(e *entry) error {
+	if !e.settled.CompareAndSwap(false, true) {
+		return fmt.Errorf("release %v: %w", e.rng(), ErrReleased)
+	}
+	err := c.deviceDeregister(e)
+	c.mu.Lock()
+	c.perUseHeld--
+	c.freed()
+	c.finish()
+	c.mu.Unlock()
+	return err
+}
+
+// deviceRegister calls the device, and again after evicting idle regions when
+// it refuses for lack of something that they hold.
+func (c *Cache) deviceRegister(ctx context.Context, r Range, access Access) (device.Registration, error) {
+	var deadline time.Time
+	backoff := 100 * time.Microsecond
+	for {
+		start := time.Now()
+		reg, err := c.dev.Register(ctx, r, access)
+		if err == nil {
+			c.stats.register.record(time.Since(start))
+			if !(reg.Range.Contains(r) && reg.Access.Covers(access)) {
+				err := c.dev.Deregister(reg)
+				return reg, errors.Join(fmt.Errorf("register %v with %v: device returned %v with %v: %w",
+					r, access, reg.Range, reg.Access, device.ErrInvalid), err)
+			}
+			return reg, nil
+		}
+		c.stats.registerErrors.Add(1)
+		scarce := errors.Is(err, device.ErrNoMemory) || errors.Is(err, device.ErrNoSlots)
+		if !scarce && !errors.Is(err, device.ErrBusy) || c.opts.RegisterTimeout < 0 {
+			return reg, fmt.Errorf("acquire %v: %w", r, err)
+		}
+		switch now := time.Now(); {
+		case deadline.IsZero():
+			deadline = now.Add(c.opts.RegisterTimeout)
+		case now.After(deadline):
+			return reg, fmt.Errorf("acquire %v: %w", r, err)
+		}
+		if scarce && c.evictSome(r) {
+			// Something was given back: try at once. If unpinning is
+			// asynchronous this fails again, with nothing left to evict at
+			// last, and then we wait.
+			continue
+		}
+		select {
+		case <-time.After(backoff):
+		case <-ctx.Done():
+			return reg, fmt.Errorf("acquire %v: %w: %w", r, ctx.Err(), err)
+		}
+		backoff = min(2*backoff, 20*time.Millisecond)
+	}
+}
+
+// deviceDeregister deregisters a settled entry and reports trouble.
+func (c *Cache) deviceDeregister(e *entry) error {
+	start := time.Now()
+	err := c.dev.Deregister(e.registration())
+	if err != nil {
+		c.stats.deregisterErrors.Add(1)
+		err = fmt.Errorf("release %v: %w", e.rng(), err)
+		c.tell(Event{Kind: EventBackgroundError, Range: e.rng(), Err: err})
+		return err
+	}
+	c.stats.deregister.record(time.Since(start))
+	return nil
+}

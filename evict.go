@@ -1,0 +1,234 @@
+package pindown
+
+import (
+	"sync/atomic"
+
+	"github.com/pindown/pindown/vm"
+)
+
+// queueID says which of the evictor's queues an entry is in.
+type queueID uint8
+
+const (
+	queueNone  queueID = iota // not live
+	queueSmall                // new, on probation
+	queueMain                 // has been hit
+)
+
+// evictor chooses which idle entry goes when a limit is met: S3-FIFO (Yang et
+// al., SOSP 2023). New entries pass through a small queue; those that are hit
+// there move to the main one, the others leave after a short time, so that a
+// scan doesn't push out what is used. A ghost list remembers who left, and
+// lets them into the main queue at once when they come back.
+//
+// What suits us is that a hit moves nothing: the policy looks at an entry's
+// hit counter, which the hit writes anyway.
+//
+// All of it is guarded by the cache's mu.
+type evictor struct {
+	small, main fifo
+	max         int
+	hits        *atomic.Uint64       // where the hits of those that go are added
+	ghosts      map[uintptr]struct{} // by start address
+	order       []uintptr            // ring of ghosts, oldest at next
+	next        int
+}
+
+// fifo is a doubly linked queue through the entries.
+type fifo struct {
+	head, tail *entry // head is the newest
+	n          int
+}
+
+func (q *fifo) push(e *entry) {
+	e.prev, e.next = nil, q.head
+	if q.head != nil {
+		q.head.prev = e
+	} else {
+		q.tail = e
+	}
+	q.head = e
+	q.n++
+}
+
+func (q *fifo) remove(e *entry) {
+	if e.prev != nil {
+		e.prev.next = e.next
+	} else {
+		q.head = e.next
+	}
+	if e.next != nil {
+		e.next.prev = e.prev
+	} else {
+		q.tail = e.prev
+	}
+	e.prev, e.next = nil, nil
+	q.n--
+}
+
+const maxGhosts = 1 << 16
+
+func (v *evictor) init(maxRegions int, hits *atomic.Uint64) {
+	v.max, v.hits = maxRegions, hits
+	v.ghosts = make(map[uintptr]struct{})
+	v.order = make([]uintptr, 0, min(maxRegions, maxGhosts))
+}
+
+func (v *evictor) queue(id queueID) *fifo {
+	if id == queueMain {
+		return &v.main
+	}
+	return &v.small
+}
+
+// add enters a live entry.
+func (v *evictor) add(e *entry) {
+	id := queueSmall
+	if _, ok := v.ghosts[e.start]; ok {
+		delete(v.ghosts, e.start)
+		id = queueMain
+	}
+	e.queue = id
+	e.lastHits = uint32(e.hits())
+	v.queue(id).push(e)
+}
+
+// drop takes an entry off.
+func (v *evictor) drop(e *entry) {
+	v.queue(e.queue).remove(e)
+	e.queue = queueNone
+}
+
+// remember notes that the entry at start was evicted.
+func (v *evictor) remember(start uintptr) {
+	if cap(v.order) == 0 {
+		return
+	}
+	if len(v.order) < cap(v.order) {
+		v.order = append(v.order, start)
+	} else {
+		delete(v.ghosts, v.order[v.next])
+		v.order[v.next] = start
+		v.next = (v.next + 1) % len(v.order)
+	}
+	v.ghosts[start] = struct{}{}
+}
+
+// used reports whether e was hit since the last look.
+func (e *entry) used() bool {
+	h := uint32(e.hits())
+	u := h != e.lastHits
+	e.lastHits = h
+	return u
+}
+
+// victim finds an idle entry to give up, marks it dead and reports whether the
+// caller has to deregister it. It returns nil if every entry is in use. The
+// caller unpublishes the entry.
+func (v *evictor) victim() (e *entry, mine bool) {
+	// Each entry is looked at twice at most: once to take its mark, once to
+	// take it.
+	for range 2 * (v.small.n + v.main.n) {
+		fromSmall := v.small.n > 0 && (v.main.n == 0 || v.small.n*10 >= v.max)
+		if fromSmall {
+			e := v.small.tail
+			switch {
+			case e.holders() > 0:
+				v.requeue(e, queueMain)
+			case e.used():
+				v.requeue(e, queueMain)
+			default:
+				if dead, mine := e.killIdle(v.hits); dead {
+					v.remember(e.start)
+					return e, mine
+				}
+				v.requeue(e, queueSmall)
+			}
+			continue
+		}
+		e := v.main.tail
+		if e.holders() == 0 && !e.used() {
+			if dead, mine := e.killIdle(v.hits); dead {
+				return e, mine
+			}
+		}
+		v.requeue(e, queueMain)
+	}
+	return nil, false
+}
+
+func (v *evictor) requeue(e *entry, id queueID) {
+	v.queue(e.queue).remove(e)
+	e.queue = id
+	v.queue(id).push(e)
+}
+
+// reserve charges r to the budget, giving up the idle ones among victims and
+// then idle regions of the evictor's choice as needed. It reports false, with
+// nothing charged, if what is left is in use. mu must be held; it is released
+// while regions are deregistered.
+func (c *Cache) reserve(r Range, victims []*entry) bool {
+	for _, v := range victims {
+		if !v.listed() {
+			continue
+		}
+		if dead, mine := v.killIdle(&c.stats.hits); dead {
+			c.evicted(v, mine, EvictMerge)
+		}
+	}
+	cost := c.cost(r)
+	for {
+		var cause EvictCause
+		switch {
+		case c.regions+1 > c.opts.MaxRegions:
+			cause = EvictRegions
+		case c.bytes+cost > c.opts.MaxBytes:
+			cause = EvictBytes
+		default:
+			c.regions++
+			c.bytes += cost
+			return true
+		}
+		// What is dead already only waits for its deregistration.
+		if n := len(c.graves); n > 0 {
+			e := c.graves[n-1]
+			c.graves = c.graves[:n-1]
+			c.mu.Unlock()
+			c.exhume(e)
+			c.mu.Lock()
+			continue
+		}
+		e, mine := c.evict.victim()
+		if e == nil {
+			return false
+		}
+		c.evicted(e, mine, cause)
+	}
+}
+
+// evicted unpublishes an entry that has been marked dead and queues it for
+// deregistration. mu must be held.
+func (c *Cache) evicted(e *entry, mine bool, cause EvictCause) {
+	c.unpublish(e)
+	c.stats.evictions[cause].Add(1)
+	c.tell(Event{Kind: EventEvicted, Range: e.rng(), Cause: cause, LocalKey: e.localKey, RemoteKey: e.remoteKey})
+	c.laid(e, mine)
+}
+
+// evictSome gives up idle regions because the device is short: enough for r,
+// and an eighth of what there is at least, since a device that is short once is
+// short again. It reports whether anything was given back.
+func (c *Cache) evictSome(r vm.Range) bool {
+	c.mu.Lock()
+	want, n := c.cost(r), max(1, c.regions/8)
+	for got := uint64(0); n > 0 || got < want; n-- {
+		e, mine := c.evict.victim()
+		if e == nil {
+			break
+		}
+		c.evicted(e, mine, EvictDevice)
+		got += c.cost(e.rng())
+	}
+	c.mu.Unlock()
+	return c.exhumeGraves()
+}

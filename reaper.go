@@ -1,0 +1,179 @@
+package pindown
+
+import (
+	"log/slog"
+	"sync"
+
+	"github.com/pindown/pindown/epoch"
+	"github.com/pindown/pindown/monitor"
+	"github.com/pindown/pindown/vm"
+)
+
+// reaper is the cache's goroutine: it reads the monitor's news, retires idle
+// stale regions before anyone asks for them, deregisters what is dead, and
+// delivers events. Correctness doesn't depend on it.
+type reaper struct {
+	wakeup chan struct{}
+	stop   chan struct{}
+	done   chan struct{}
+	feed   *monitor.Feed
+
+	mu      sync.Mutex
+	events  []Event // guarded by mu
+	dropped uint64  // events that found the queue full; guarded by mu
+}
+
+const (
+	// maxQueuedEvents bounds what a slow OnEvent makes us keep.
+	maxQueuedEvents = 1 << 14
+	// sweepBatch is how many entries a sweep looks at between two releases of
+	// mu.
+	sweepBatch = 128
+)
+
+func (r *reaper) wake() {
+	select {
+	case r.wakeup <- struct{}{}:
+	default:
+	}
+}
+
+func (c *Cache) startReaper() {
+	r := &c.reaper
+	r.wakeup = make(chan struct{}, 1)
+	r.stop = make(chan struct{})
+	r.done = make(chan struct{})
+	var news <-chan vm.Event
+	if c.opts.Monitor != nil {
+		r.feed = c.opts.Monitor.Subscribe()
+		news = r.feed.C
+	}
+	go c.reap(news)
+}
+
+func (c *Cache) stopReaper() {
+	close(c.reaper.stop)
+	<-c.reaper.done
+}
+
+// tell queues an event for OnEvent. It may be called with the cache's mu held.
+func (c *Cache) tell(e Event) {
+	if c.opts.OnEvent == nil {
+		return
+	}
+	r := &c.reaper
+	r.mu.Lock()
+	if len(r.events) < maxQueuedEvents {
+		r.events = append(r.events, e)
+	} else {
+		r.dropped++
+	}
+	r.mu.Unlock()
+	r.wake()
+}
+
+func (c *Cache) reap(news <-chan vm.Event) {
+	r := &c.reaper
+	defer close(r.done)
+	var lost uint64
+	for {
+		select {
+		case <-r.stop:
+			if r.feed != nil {
+				r.feed.Close()
+			}
+			c.exhumeGraves()
+			c.deliver()
+			return
+		case <-r.wakeup:
+		case ev, ok := <-news:
+			switch {
+			case !ok:
+				news = nil
+				c.monitorLost()
+			case r.feed.Lost() != lost:
+				lost = r.feed.Lost()
+				c.stats.sweeps.Add(1)
+				c.sweep(vm.Range{End: epoch.MaxAddress}, vm.OpUnknown)
+			default:
+				c.sweep(ev.Range, ev.Op)
+			}
+		}
+		c.exhumeGraves()
+		c.deliver()
+	}
+}
+
+// deliver runs OnEvent on what is queued.
+func (c *Cache) deliver() {
+	r := &c.reaper
+	for {
+		r.mu.Lock()
+		events := r.events
+		r.events = nil
+		r.mu.Unlock()
+		if len(events) == 0 {
+			return
+		}
+		for _, e := range events {
+			c.opts.OnEvent(e)
+		}
+	}
+}
+
+// sweep retires the stale ones among the live entries that overlap r. It looks
+// at them under mu, which keeps them from being deregistered meanwhile, a batch
+// at a time.
+func (c *Cache) sweep(r Range, op vm.Op) {
+	var batch [sweepBatch]*entry
+	for _, s := range c.sets {
+		for at := r; !at.Empty(); {
+			if c.hitCheck != nil {
+				c.awaitHitCheck()
+			}
+			c.mu.Lock()
+			n := s.some(at, batch[:])
+			for _, e := range batch[:n] {
+				at.Start = e.end
+				if !c.unchanged(e) {
+					c.retireLocked(e, op)
+				}
+			}
+			c.mu.Unlock()
+			if n < len(batch) {
+				break
+			}
+			c.exhumeGraves()
+		}
+	}
+}
+
+// some fills dst with live entries that overlap r, in address order. The
+// cache's mu must be held.
+func (s *regionSet) some(r Range, dst []*entry) (n int) {
+	s.tree.DescendLessOrEqual(treeItem{start: r.Start}, func(i treeItem) bool {
+		if i.e.end > r.Start && i.start != r.Start {
+			dst[n] = i.e
+			n++
+		}
+		return false
+	})
+	s.tree.AscendRange(treeItem{start: r.Start}, treeItem{start: r.End}, func(i treeItem) bool {
+		dst[n] = i.e
+		n++
+		return n < len(dst)
+	})
+	return n
+}
+
+// monitorLost gives up everything: nothing can be vouched for any more.
+func (c *Cache) monitorLost() {
+	c.mu.Lock()
+	if c.perUseOnly == PerUseInvalid {
+		c.perUseOnly = PerUseLost
+	}
+	c.mu.Unlock()
+	c.opts.Logger.Warn("monitor lost, registering per use", slog.String("monitor", c.opts.Monitor.Name()))
+	c.tell(Event{Kind: EventMonitorLost, Err: monitor.ErrLost})
+	c.sweep(vm.Range{End: epoch.MaxAddress}, vm.OpUnknown)
+}

@@ -1,0 +1,94 @@
+package pindown
+
+import (
+	"fmt"
+
+	"github.com/pindown/pindown/device"
+)
+
+// Region is the holder's handle on a registration. It is returned by Acquire
+// and must be released exactly once. It is a small value; pass it by value or
+// keep it in a variable, but release only one copy. The zero Region holds
+// nothing.
+type Region struct {
+	c *Cache
+	e *entry
+}
+
+// LocalKey returns the key that local work requests carry: the buffer index of
+// an io_uring, the lkey of verbs.
+func (r Region) LocalKey() uint32 { return r.e.localKey }
+
+// RemoteKey returns the key that peers' requests carry; zero where the device
+// has none.
+func (r Region) RemoteKey() uint32 { return r.e.remoteKey }
+
+// Range returns the registered range: at least the range that was asked for.
+func (r Region) Range() Range { return r.e.rng() }
+
+// Access returns the registered access: at least what was asked for.
+func (r Region) Access() Access { return r.e.access }
+
+// Registration returns the registration as the device made it, for devices
+// with calls of their own. It must not be deregistered or updated through the
+// device.
+func (r Region) Registration() device.Registration { return r.e.registration() }
+
+// Cached reports whether the registration stays for later hits; otherwise it
+// was made for this holder alone and is deregistered by Release.
+func (r Region) Cached() bool { return r.e.mode == modeCached }
+
+// Stale reports whether a VM operation has touched the range since it was
+// registered, so that the device may be working on pages that are no longer
+// mapped. It reads memory only. A region registered per use isn't watched and
+// never reports true.
+//
+// An operation that has returned before the call is always seen.
+func (r Region) Stale() bool {
+	if r.e.mode != modeCached {
+		return false
+	}
+	return !r.c.valid(r.e)
+}
+
+// Release gives the registration back to the cache. No work that uses its keys
+// may be in flight. Release is safe to call from any goroutine; it returns a
+// wrapped [ErrReleased] on a second call through the same variable or on the
+// zero Region, a wrapped [ErrForked] in a forked child, and the device's error
+// if a registration per use couldn't be deregistered.
+func (r *Region) Release() error {
+	e, c := r.e, r.c
+	if e == nil {
+		return fmt.Errorf("release: %w", ErrReleased)
+	}
+	if c.guard.Forked() {
+		return fmt.Errorf("release %v: %w", e.rng(), ErrForked)
+	}
+	r.e = nil
+	if e.mode == modePerUse {
+		return c.releasePerUse(e)
+	}
+	refs := e.refs.Add(-refHolder)
+	if h := refs & refHolders; refs >= 0 && h != 0 && h != refHolders {
+		return nil
+	}
+	return c.lastRelease(e, refs)
+}
+
+// lastRelease is the rest of Release for the last holder, or for one too many.
+func (c *Cache) lastRelease(e *entry, refs int64) error {
+	switch {
+	case refs&refHolders == refHolders:
+		// A copy of the Region was released before.
+		e.refs.Add(refHolder)
+		return fmt.Errorf("release %v: %w", e.rng(), ErrReleased)
+	case refs < 0:
+		c.dropped(e, refs)
+	case c.waiters.Load() > 0:
+		// Now idle, so it can be evicted for someone who waits.
+		c.mu.Lock()
+		c.freed()
+		c.mu.Unlock()
+	}
+	return nil
+}
