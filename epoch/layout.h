@@ -40,11 +40,21 @@
 #define PINDOWN_EPOCH_OFF_BUCKET_SIZE 60
 #define PINDOWN_EPOCH_OFF_WORD 128
 
+/*
+ * Features. The low half of READER_FEATURES and WRITER_FEATURES says what every
+ * party attached on that side understands (zero: nobody is attached), the high
+ * half what one of them requires the other side to understand. A bit set in
+ * FEATURES must be understood by everybody. FORMAT.md has the rules.
+ */
+#define PINDOWN_EPOCH_FEATURE_BASE 1ULL
+#define PINDOWN_EPOCH_FEATURE_HIT_CHECK 2ULL
+#define PINDOWN_EPOCH_REQUIRES_SHIFT 32
+
 /* Byte offsets in a bucket: arrays of BUCKET_SLOTS elements. */
 #define PINDOWN_EPOCH_BUCKET_TAG 0         /* u64 */
 #define PINDOWN_EPOCH_BUCKET_SELF 64       /* u64 */
 #define PINDOWN_EPOCH_BUCKET_BELOW 128     /* u64 */
-#define PINDOWN_EPOCH_BUCKET_WANT 192      /* u32 */
+#define PINDOWN_EPOCH_BUCKET_WANT 192       /* u32 */
 #define PINDOWN_EPOCH_BUCKET_WANT_BELOW 224 /* u32 */
 
 /*
