@@ -196,7 +196,11 @@ func (f *Fake) register(ctx context.Context, r vm.Range, access device.Access) (
 		f.unreserve(bytes)
 		return device.Registration{}, err
 	}
-	return f.publish(r, access, bytes, inner, frames)
+	reg, err := f.publish(r, access, bytes, inner, frames)
+	if err != nil && f.opts.Backing != nil {
+		err = errors.Join(err, f.opts.Backing.Deregister(inner))
+	}
+	return reg, err
 }
 
 // reserve counts a registration that is about to be made against the limits,
@@ -256,6 +260,9 @@ func (f *Fake) publish(r vm.Range, access device.Access, bytes uint64, inner dev
 	defer f.mu.Unlock()
 	f.reserved--
 	f.reservedB -= bytes
+	if f.closed {
+		return device.Registration{}, device.ErrClosed
+	}
 	var i uint32
 	if n := len(f.free); n > 0 {
 		i = f.free[n-1]
@@ -435,6 +442,10 @@ func (f *UpdatingFake) Update(ctx context.Context, reg device.Registration) (dev
 		return device.Registration{}, f.fail("update", reg, err)
 	}
 	f.mu.Lock()
+	if f.closed {
+		f.mu.Unlock()
+		return device.Registration{}, f.fail("update", reg, device.ErrClosed)
+	}
 	if _, ok := f.lookupLocked(reg); !ok {
 		f.mu.Unlock()
 		return device.Registration{}, f.misuse("update", reg)
@@ -467,12 +478,19 @@ func (f *Fake) lose(reg device.Registration) {
 
 // Close makes every later call fail with [device.ErrClosed]. Live
 // registrations stay counted, so that AssertEmpty still finds them. It is
-// idempotent, returns nil, and leaves Backing open.
+// idempotent. Backing is left open, but what is registered there for the fake
+// is deregistered.
 func (f *Fake) Close() error {
 	f.mu.Lock()
-	defer f.mu.Unlock()
 	f.closed = true
-	return nil
+	backing := f.backing
+	f.backing = nil
+	f.mu.Unlock()
+	var errs []error
+	for _, inner := range backing {
+		errs = append(errs, f.opts.Backing.Deregister(inner))
+	}
+	return errors.Join(errs...)
 }
 
 // Stats returns the counters.

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/pindown/pindown/device"
 	"github.com/pindown/pindown/device/devicetest"
@@ -314,4 +315,30 @@ func BenchmarkFake(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+func TestPageFrames(t *testing.T) {
+	ctx := context.Background()
+	f := devicetest.NewFake(&devicetest.FakeOptions{Frames: devicetest.PageFrames}).Updater()
+	b, err := unix.Mmap(-1, 0, 3<<12, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reg, err := f.Register(ctx, vm.RangeOf(b[100:len(b)-100]), device.LocalWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(f.Frames(reg)); n != 3 {
+		t.Errorf("%d frames, want 3", n)
+	}
+	if err := unix.Munmap(b); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Update(ctx, reg); !errors.Is(err, device.ErrFault) || !errors.Is(err, unix.ENOMEM) {
+		t.Errorf("update of unmapped memory: %v", err)
+	}
+	if err := f.Deregister(reg); err != nil {
+		t.Error(err)
+	}
+	f.AssertEmpty(t)
 }
