@@ -381,7 +381,7 @@ func (c *Cache) deviceRegister(ctx context.Context, r Range, access Access) (dev
 		reg, err := c.dev.Register(ctx, r, access)
 		if err == nil {
 			c.stats.register.record(time.Since(start))
-			if !(reg.Range.Contains(r) && reg.Access.Covers(access)) {
+			if !reg.Range.Contains(r) || !reg.Access.Covers(access) {
 				err := c.dev.Deregister(reg)
 				return reg, errors.Join(fmt.Errorf("register %v with %v: device returned %v with %v: %w",
 					r, access, reg.Range, reg.Access, device.ErrInvalid), err)

@@ -196,13 +196,14 @@ func (c *Cache) Monitor() string {
 func (c *Cache) Reason() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch {
-	case c.perUseOnly == PerUseInvalid:
+	switch c.perUseOnly {
+	case PerUseInvalid:
 		return ""
-	case c.perUseOnly == PerUseNoMonitor:
+	case PerUseNoMonitor:
 		return "no usable monitor: " + c.selected.Reason()
+	default:
+		return c.perUseOnly.String()
 	}
-	return c.perUseOnly.String()
 }
 
 // round returns what is registered for r: whole pages, where the device lets

@@ -32,14 +32,14 @@ type rig struct {
 	mem []byte
 }
 
-func newRig(t testing.TB, fo *devicetest.FakeOptions, o *pindown.Options) *rig {
-	t.Helper()
+func newRig(tb testing.TB, fo *devicetest.FakeOptions, o *pindown.Options) *rig {
+	tb.Helper()
 	if fo == nil {
 		fo = &devicetest.FakeOptions{Limits: device.Limits{PageSize: page}}
 	}
 	mon, err := manual.New(nil)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	var opts pindown.Options
 	if o != nil {
@@ -48,83 +48,88 @@ func newRig(t testing.TB, fo *devicetest.FakeOptions, o *pindown.Options) *rig {
 	if opts.Monitor == nil {
 		opts.Monitor = mon
 	}
-	r := &rig{dev: devicetest.NewFake(fo), mon: mon, mem: mapMem(t, 256*page)}
+	r := &rig{dev: devicetest.NewFake(fo), mon: mon, mem: mapMem(tb, 256*page)}
 	r.Cache, err = pindown.New(r.dev, &opts)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		if err := r.Close(); err != nil {
-			t.Errorf("close: %v", err)
+			tb.Errorf("close: %v", err)
 		}
-		r.dev.AssertEmpty(t)
+		r.dev.AssertEmpty(tb)
 		if err := mon.Close(); err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 	})
 	return r
 }
 
-func mapMem(t testing.TB, n int) []byte {
-	t.Helper()
+func mapMem(tb testing.TB, n int) []byte {
+	tb.Helper()
 	mem, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() { _ = unix.Munmap(mem) })
+	tb.Cleanup(func() { _ = unix.Munmap(mem) })
 	return mem
 }
 
 // buf returns n bytes of the rig's memory from offset off.
 func (r *rig) buf(off, n int) []byte { return r.mem[off : off+n] }
 
-func (r *rig) acquire(t testing.TB, b []byte, a pindown.Access) pindown.Region {
-	t.Helper()
-	reg, err := r.Acquire(t.Context(), b, a)
+func (r *rig) acquire(tb testing.TB, b []byte, a pindown.Access) pindown.Region {
+	tb.Helper()
+	reg, err := r.Acquire(tb.Context(), b, a)
 	if err != nil {
-		t.Fatalf("acquire: %v", err)
+		tb.Fatalf("acquire: %v", err)
 	}
 	return reg
 }
 
 // use acquires and releases.
-func (r *rig) use(t testing.TB, b []byte, a pindown.Access) (key uint32) {
-	t.Helper()
-	reg := r.acquire(t, b, a)
+func (r *rig) use(tb testing.TB, b []byte, a pindown.Access) (key uint32) {
+	tb.Helper()
+	reg := r.acquire(tb, b, a)
 	key = reg.LocalKey()
-	release(t, &reg)
+	release(tb, &reg)
 	return key
 }
 
-func release(t testing.TB, r *pindown.Region) {
-	t.Helper()
+func release(tb testing.TB, r *pindown.Region) {
+	tb.Helper()
 	if err := r.Release(); err != nil {
-		t.Errorf("release: %v", err)
+		tb.Errorf("release: %v", err)
 	}
 }
 
 // change performs a VM operation as far as the cache can tell.
-func (r *rig) change(t testing.TB, b []byte) {
-	t.Helper()
+func (r *rig) change(tb testing.TB, b []byte) {
+	tb.Helper()
 	r.mon.Before(vm.RangeOf(b))
 	r.mon.After(vm.RangeOf(b))
 }
 
-func check[T comparable](t testing.TB, what string, got, want T) {
-	t.Helper()
+func stats(r *rig) *pindown.Stats {
+	s := r.Stats()
+	return &s
+}
+
+func check[T comparable](tb testing.TB, what string, got, want T) {
+	tb.Helper()
 	if got != want {
-		t.Errorf("%s: got %v, want %v", what, got, want)
+		tb.Errorf("%s: got %v, want %v", what, got, want)
 	}
 }
 
 // eventually waits for something that the reaper does. It only bounds how long
 // a broken reaper hangs the test.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
+func eventually(tb testing.TB, what string, ok func() bool) {
+	tb.Helper()
 	deadline := time.Now().Add(30 * time.Second)
 	for !ok() {
 		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within 30 s", what)
+			tb.Fatalf("%s: not within 30 s", what)
 		}
 		time.Sleep(100 * time.Microsecond)
 	}
@@ -198,10 +203,8 @@ func TestManySmallRegionsUnderOneOperation(t *testing.T) {
 		}
 	}
 	eventually(t, "reclaim", func() bool { return r.Stats().Regions == 0 })
-	check(t, "invalidations", ptr(r.Stats()).TotalInvalidations(), 128)
+	check(t, "invalidations", stats(r).TotalInvalidations(), 128)
 }
-
-func ptr[T any](v T) *T { return &v }
 
 // TestReclaimWithoutAcquire: what goes stale is deregistered though nobody
 // asks for it again.
@@ -409,7 +412,7 @@ func TestLimits(t *testing.T) {
 			}
 		}
 		check(t, "evictions", r.Stats().Evictions[pindown.EvictRegions], 16)
-		check(t, "per use", ptr(r.Stats()).TotalPerUse(), 0)
+		check(t, "per use", stats(r).TotalPerUse(), 0)
 	})
 	t.Run("bytes are pages", func(t *testing.T) {
 		r := newRig(t, &devicetest.FakeOptions{}, &pindown.Options{MaxBytes: 8 * page})
@@ -457,7 +460,7 @@ func TestLimits(t *testing.T) {
 		if err := <-got; err != nil {
 			t.Error(err)
 		}
-		check(t, "per use", ptr(r.Stats()).TotalPerUse(), 0)
+		check(t, "per use", stats(r).TotalPerUse(), 0)
 	})
 	t.Run("larger than the limit", func(t *testing.T) {
 		r := newRig(t, nil, &pindown.Options{MaxBytes: 4 * page})

@@ -66,7 +66,6 @@ func (e *entry) registration() device.Registration {
 }
 
 func (e *entry) holders() int { return int(e.refs.Load() & refHolders) }
-func (e *entry) dead() bool   { return e.refs.Load() < 0 }
 
 // hits returns the hits since they were last harvested.
 func (e *entry) hits() uint64 {

@@ -10,22 +10,22 @@ type Op uint8
 // (migration, compaction, KSM, reclaim, MADV_FREE of a pinned page) are not VM
 // operations.
 const (
-	OpInvalid       Op = iota // invalid
-	OpMunmap                  // munmap
-	OpMmapFixed               // mmap-fixed
-	OpMremap                  // mremap
-	OpMremapFixed             // mremap-fixed
-	OpDontneed                // madvise-dontneed
-	OpFree                    // madvise-free
-	OpRemove                  // madvise-remove
-	OpBrk                     // brk-shrink
-	OpShmat                   // shmat-remap
-	OpShmdt                   // shmdt
-	OpTruncate                // truncate
-	OpPunchHole               // punch-hole
-	OpProcessMadvise          // process-madvise
-	OpManual                  // manual
-	OpUnknown                 // unknown
+	OpInvalid        Op = iota // invalid
+	OpMunmap                   // munmap
+	OpMmapFixed                // mmap-fixed
+	OpMremap                   // mremap
+	OpMremapFixed              // mremap-fixed
+	OpDontneed                 // madvise-dontneed
+	OpFree                     // madvise-free
+	OpRemove                   // madvise-remove
+	OpBrk                      // brk-shrink
+	OpShmat                    // shmat-remap
+	OpShmdt                    // shmdt
+	OpTruncate                 // truncate
+	OpPunchHole                // punch-hole
+	OpProcessMadvise           // process-madvise
+	OpManual                   // manual
+	OpUnknown                  // unknown
 )
 
 // Mapping is a kind of memory mapping. Its String is the name that reports and
