@@ -1,0 +1,395 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/*
+ * The programs of the BPF monitor. doc.go says what they are for.
+ */
+#include "bpf.h"
+#include "kernel.h"
+#include "touch.h"
+
+/* The address space that is watched. */
+volatile const u64 target_mm = 0;
+/* bpf_probe_read_kernel may be used; not in a kernel locked down for confidentiality. */
+volatile const u32 can_probe = 1;
+/* mmap_lock's tracepoints have the memory cgroup's path as second argument (before Linux 6.14). */
+volatile const u32 lock_has_path = 0;
+
+/* What identify found. */
+u64 current_mm;
+/* News that found the ring full. */
+u64 news_lost;
+
+struct news {
+	u64 start, end;
+	s32 nr;  /* of the system call that the thread was in; NR_NONE */
+	u32 arg; /* what tells its kinds apart: advice or flags */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 65536); /* set by the loader */
+} news SEC(".maps");
+
+/*
+ * What the current system call does to mappings.
+ */
+struct op {
+	u64 start, end;   /* nothing if equal */
+	u64 start2, end2; /* a second range: mremap's destination */
+	s32 nr;
+	u32 arg;
+};
+
+/* Touches [start,end) and sends the news if somebody is interested. */
+__noinline int record_range(u64 start, u64 end, s32 nr, u32 arg)
+{
+	struct news n = { start, end, nr, arg };
+
+	if (touch(start, end) && bpf_ringbuf_output(&news, &n, sizeof(n), 0))
+		__sync_fetch_and_add(&news_lost, 1);
+	return 0;
+}
+
+static __inline_always void record(struct op *op)
+{
+	record_range(op->start, op->end, op->nr, op->arg);
+	if (op->start2 != op->end2)
+		record_range(op->start2, op->end2, op->nr, op->arg);
+}
+
+static __inline_always void whole(struct op *op)
+{
+	op->start = 0;
+	op->end = ~0ULL;
+}
+
+/* Advice that replaces no page that is pinned. */
+static __inline_always int harmless_advice(u32 advice)
+{
+	switch (advice) {
+	case MADV_NORMAL ... MADV_WILLNEED:
+	case MADV_DONTFORK ... MADV_DODUMP:
+	case MADV_COLD ... MADV_POPULATE_WRITE:
+	case MADV_COLLAPSE:
+		return 1;
+	}
+	return 0;
+}
+
+/* Where the thread is when a tracepoint calls. */
+#define AT_ZAP 0  /* some page left the page tables; their lock is held */
+#define AT_LOCK 1 /* mmap_lock was taken or downgraded, or is about to be released */
+
+/* The break before the brk in progress; mmap_lock guards it. */
+u64 old_brk;
+
+/*
+ * Fills in op for the native system call nr. Returns false if the call isn't
+ * one that can change a mapping or zap anonymous memory; at AT_LOCK that is
+ * said only of calls that are known.
+ */
+static __inline_always int classify(struct op *op, struct pt_regs *regs, struct mm_struct *mm,
+				    s32 nr, int at, int write)
+{
+	u64 addr = SYSCALL_ARG1(regs), len = SYSCALL_ARG2(regs);
+
+	op->start = addr;
+	op->end = addr + len;
+	switch (nr) {
+	case NR_munmap:
+	case NR_remap_file_pages:
+		return 1;
+	case NR_mmap:
+		op->arg = SYSCALL_ARG4(regs);
+		return op->arg & MAP_FIXED;
+	case NR_mremap:
+		op->arg = SYSCALL_ARG4(regs);
+		if (op->arg & MREMAP_FIXED) {
+			op->start2 = SYSCALL_ARG5(regs);
+			op->end2 = op->start2 + SYSCALL_ARG3(regs);
+		}
+		return 1;
+	case NR_madvise:
+		op->arg = SYSCALL_ARG3(regs);
+		return at == AT_ZAP && !harmless_advice(op->arg);
+	case NR_process_madvise:
+		op->arg = SYSCALL_ARG4(regs);
+		whole(op);
+		return at == AT_ZAP && !harmless_advice(op->arg);
+	case NR_brk:
+		/* do_brk sets the new break before it unmaps. */
+		if (at == AT_LOCK && write && mm->brk > addr)
+			old_brk = mm->brk;
+		op->start = (addr + 4095) & ~4095ULL;
+		op->end = (old_brk + 4095) & ~4095ULL;
+		return addr != 0 && op->start < op->end;
+	case NR_shmat:
+		op->arg = SYSCALL_ARG3(regs);
+		whole(op); /* the segment's size isn't at hand */
+		return op->arg & SHM_REMAP;
+	case NR_mprotect:
+	case NR_msync:
+	case NR_clone:
+#if defined(NR_fork)
+	case NR_fork:
+	case NR_vfork:
+#endif
+	case NR_execve:
+	case NR_exit:
+	case NR_shmdt:
+	case NR_mlock:
+	case NR_munlock:
+	case NR_mlockall:
+	case NR_munlockall:
+	case NR_prctl:
+	case NR_io_setup:
+	case NR_io_destroy:
+	case NR_exit_group:
+	case NR_mbind:
+	case NR_execveat:
+	case NR_mlock2:
+	case NR_pkey_mprotect:
+	case NR_clone3:
+	case NR_set_mempolicy_home_node:
+	case NR_map_shadow_stack:
+	case NR_mseal:
+		return 0;
+	}
+	/*
+	 * Any other call may fault pages in while it copies, which looks like a
+	 * zap here, and none zaps private anonymous memory. One that takes the
+	 * lock for writing may unmap something.
+	 */
+	whole(op);
+	return at == AT_LOCK && write;
+}
+
+/* The opcode of the request that an io_uring worker carries out; -1 if it can't be told. */
+static __inline_always int io_opcode(struct task_struct *task)
+{
+	struct io_worker *worker;
+	char *work = 0;
+	u8 opcode = 0;
+
+	if (!can_probe || !core_exists(task->worker_private) || !core_exists(((struct io_worker *)0)->cur_work) ||
+	    !core_exists(((struct io_kiocb *)0)->work))
+		return -1;
+	worker = task->worker_private;
+	if (!worker)
+		return 0; /* the thread that polls for submissions: it hands such work to others */
+	if (bpf_probe_read_kernel(&work, sizeof(work), (char *)worker + core_offset(struct io_worker, cur_work)))
+		return -1;
+	if (!work)
+		return 0;
+	if (bpf_probe_read_kernel(&opcode, sizeof(opcode),
+				  work - core_offset(struct io_kiocb, work) +
+					  core_offset(struct io_kiocb, opcode)))
+		return -1;
+	return opcode;
+}
+
+static __inline_always void on_event(struct mm_struct *mm, int at, int write)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	u32 flags = task->flags;
+	struct op op = { .nr = NR_NONE };
+	struct pt_regs *regs;
+
+	/* Kernel threads reclaim, migrate and merge: no pinned page. */
+	if (flags & PF_KTHREAD)
+		return;
+	if (flags & PF_IO_WORKER) {
+		int opcode;
+
+		if (at != AT_ZAP)
+			return;
+		opcode = io_opcode(task);
+		if (opcode >= 0 && opcode != IORING_OP_MADVISE)
+			return;
+		whole(&op);
+		record(&op);
+		return;
+	}
+	regs = bpf_task_pt_regs(task);
+	op.nr = SYSCALL_NR(regs);
+	if (op.nr == NR_NONE)
+		return; /* a page fault, an interrupt */
+	if ((u64)task->mm != target_mm) {
+		/* Of all that another process does to this one, only this zaps. */
+		op.arg = SYSCALL_ARG4(regs);
+		if (at != AT_ZAP || op.nr != NR_process_madvise || harmless_advice(op.arg))
+			return;
+		whole(&op);
+	} else if (SYSCALL_COMPAT(task)) {
+		/* Other numbers, other arguments, and too rare to decode. */
+		if (at == AT_LOCK && !write)
+			return;
+		whole(&op);
+	} else if (!classify(&op, regs, mm, op.nr & SYSCALL_NR_MASK, at, write)) {
+		return;
+	}
+	record(&op);
+}
+
+/*
+ * The lock's mode, from the arguments mm, [path,] write. In assembly, since the
+ * compiler would make one load of the two, from a computed address, which the
+ * verifier refuses.
+ */
+static __inline_always int lock_write(u64 *ctx)
+{
+	u64 write;
+
+	if (lock_has_path)
+		asm volatile("%0 = *(u64 *)(%1 + 16)" : "=r"(write) : "r"(ctx));
+	else
+		asm volatile("%0 = *(u64 *)(%1 + 8)" : "=r"(write) : "r"(ctx));
+	return (u8)write;
+}
+
+/*
+ * Fires whenever a page enters or leaves the page tables of mm and is counted,
+ * as every page is that can be pinned, hugetlb ones excepted. zap_pte_range and
+ * zap_huge_pmd count while they hold the page table's lock, so for the rest of
+ * the world page and time stamp change at once.
+ */
+SEC("tp_btf/rss_stat")
+int on_rss_stat(u64 *ctx)
+{
+	if (ctx[0] == target_mm)
+		on_event((struct mm_struct *)ctx[0], AT_ZAP, 0);
+	return 0;
+}
+
+/* mm's mmap_lock was taken (ctx: mm, [path,] write, success), or is being downgraded (write is false). */
+SEC("tp_btf/mmap_lock_acquire_returned")
+int on_lock(u64 *ctx)
+{
+	if (ctx[0] == target_mm)
+		on_event((struct mm_struct *)ctx[0], AT_LOCK, lock_write(ctx));
+	return 0;
+}
+
+/* mm's mmap_lock is about to be released (ctx: mm, [path,] write). */
+SEC("tp_btf/mmap_lock_released")
+int on_unlock(u64 *ctx)
+{
+	if (ctx[0] == target_mm)
+		on_event((struct mm_struct *)ctx[0], AT_LOCK, lock_write(ctx));
+	return 0;
+}
+
+/*
+ * Which arguments of a kernel function say what it changes. The loader finds
+ * them in the kernel's BTF by name.
+ */
+struct hook {
+	u32 vma;   /* or the struct pagetable_move_control */
+	u32 start;
+	u32 end;   /* or the size */
+	u32 start2; /* HOOK_MOVE: the destination */
+	u32 flags;
+};
+
+#define HOOK_SIZE 1    /* end is a size */
+#define HOOK_MOVE 2    /* moves [start,end) to start2 */
+#define HOOK_CONTROL 4 /* moves as a struct pagetable_move_control says */
+
+#define HOOKS 6
+
+volatile const struct hook hooks[HOOKS] = {};
+
+static __inline_always u64 argument(void *ctx, u32 n)
+{
+	u64 value = 0;
+
+	bpf_get_func_arg(ctx, n, &value);
+	return value;
+}
+
+/* Reads a member of a kernel structure into a variable. */
+#define READ_MEMBER(dst, p, type, field) \
+	bpf_probe_read_kernel(&(dst), sizeof(dst), (const char *)(p) + core_offset(type, field))
+
+static __noinline int on_function(void *ctx, const volatile struct hook *h)
+{
+	struct op op = { .nr = NR_NONE };
+	u64 vma = argument(ctx, h->vma), control = vma, mm = 0;
+	struct task_struct *task;
+
+	if (h->flags & HOOK_CONTROL && core_exists(((struct pagetable_move_control *)0)->len_in))
+		READ_MEMBER(vma, control, struct pagetable_move_control, old);
+	READ_MEMBER(mm, vma, struct vm_area_struct, vm_mm);
+	if (mm != target_mm)
+		return 0;
+	if (h->flags & HOOK_CONTROL && core_exists(((struct pagetable_move_control *)0)->len_in)) {
+		u64 len = 0, now = 0;
+
+		READ_MEMBER(op.end, control, struct pagetable_move_control, old_end);
+		READ_MEMBER(len, control, struct pagetable_move_control, len_in);
+		READ_MEMBER(now, control, struct pagetable_move_control, old_addr);
+		READ_MEMBER(op.start2, control, struct pagetable_move_control, new_addr);
+		op.start = op.end - len;
+		/* Both addresses advance as the function goes. */
+		op.start2 -= now - op.start;
+		op.end2 = op.start2 + len;
+	} else {
+		op.start = argument(ctx, h->start);
+		op.end = argument(ctx, h->end);
+		if (h->flags & HOOK_SIZE)
+			op.end += op.start;
+		if (h->flags & HOOK_MOVE) {
+			op.start2 = argument(ctx, h->start2);
+			op.end2 = op.start2 + (op.end - op.start);
+		}
+	}
+	task = bpf_get_current_task_btf();
+	if (!(task->flags & (PF_KTHREAD | PF_IO_WORKER)) && !SYSCALL_COMPAT(task)) {
+		struct pt_regs *regs = bpf_task_pt_regs(task);
+
+		op.nr = SYSCALL_NR(regs);
+		if (op.nr != NR_NONE)
+			op.nr &= SYSCALL_NR_MASK;
+		op.arg = op.nr == NR_madvise || op.nr == NR_shmat ? SYSCALL_ARG3(regs) : SYSCALL_ARG4(regs);
+	}
+	record(&op);
+	return 0;
+}
+
+/* The loader attaches pair i to the function that hooks[i] describes. */
+#define HOOK(i)                                \
+	SEC("fentry/hook" #i)                  \
+	int on_enter##i(void *ctx)             \
+	{                                      \
+		return on_function(ctx, &hooks[i]); \
+	}                                      \
+	SEC("fexit/hook" #i)                   \
+	int on_exit##i(void *ctx)              \
+	{                                      \
+		return on_function(ctx, &hooks[i]); \
+	}
+
+HOOK(0)
+HOOK(1)
+HOOK(2)
+HOOK(3)
+HOOK(4)
+HOOK(5)
+
+/* Run by the loader to learn its own address space. */
+SEC("raw_tp")
+int identify(u64 *ctx)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+
+	current_mm = (u64)task->mm;
+	return 0;
+}
+
+/* Run by tests: touches [ctx[0],ctx[1]). */
+SEC("raw_tp")
+int touch_range(u64 *ctx)
+{
+	return touch(ctx[0], ctx[1]);
+}
+
+char _license[] SEC("license") = "GPL";
