@@ -1,0 +1,84 @@
+# Everything that CI runs is a target here, so that a person can run it too.
+
+GO        ?= go
+FUZZTIME  ?= 5s
+LINT      := $(GO) tool -modfile=internal/tools/go.mod golangci-lint
+BIN       := bin
+
+# What the tests need beside Go. On a machine without apt-get or root, `make
+# deps` prints the list and the tests that lack something skip (with CI=true
+# they fail).
+APT_MODEL    := spin gcc libc6-dev
+APT_GENERATE := clang llvm
+APT_VM       := qemu-system-x86 busybox-static cpio e2fsprogs kmod
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## print this help
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## build the command into bin/
+	$(GO) build -o $(BIN)/pindown ./cmd/pindown
+
+.PHONY: deps
+deps: ## install what the tests need (apt packages; as root)
+	@scripts/deps $(APT_MODEL) $(APT_GENERATE) $(APT_VM)
+
+.PHONY: test
+test: deps nocgo race fuzz bench-smoke ## the whole test suite; ends with go test's own summary
+	$(GO) test -count=1 -timeout 40m ./...
+
+.PHONY: test-short
+test-short: ## what needs neither privilege nor packages
+	$(GO) test -short ./...
+
+.PHONY: test-vm
+test-vm: ## the VM tier alone: a Debian kernel under QEMU
+	$(GO) test -count=1 -timeout 40m -v ./test/vm/...
+
+.PHONY: race
+race: ## the tests under the race detector
+	$(GO) test -race -short -timeout 20m ./...
+
+.PHONY: nocgo
+nocgo: ## build and vet without cgo, for both architectures
+	CGO_ENABLED=0 GOARCH=amd64 $(GO) build ./... && CGO_ENABLED=0 GOARCH=amd64 $(GO) vet ./...
+	CGO_ENABLED=0 GOARCH=arm64 $(GO) build ./... && CGO_ENABLED=0 GOARCH=arm64 $(GO) vet ./...
+
+.PHONY: fuzz
+fuzz: ## each fuzz target for FUZZTIME (default 5s)
+	@scripts/fuzz $(FUZZTIME)
+
+.PHONY: soak
+soak: ## the long soak test with the physical-page oracle (SOAK=operations, default 20000000)
+	PINDOWN_SOAK=$(or $(SOAK),20000000) $(GO) test -count=1 -timeout 4h -v -run 'TestSoak' ./internal/soak
+
+.PHONY: bench
+bench: ## all benchmarks
+	$(GO) test -run '^$$' -bench . ./...
+
+.PHONY: bench-smoke
+bench-smoke: ## each benchmark once, so that none rots
+	$(GO) test -short -run '^$$' -bench . -benchtime 1x ./... | grep -v 'no test files'
+
+.PHONY: lint
+lint: ## linters and formatting
+	$(LINT) run ./...
+
+.PHONY: fmt
+fmt: ## format the code
+	$(LINT) fmt ./...
+
+.PHONY: generate
+generate: ## generate code and BPF objects (needs clang and llvm)
+	$(GO) generate ./...
+
+.PHONY: generate-check
+generate-check: generate ## fail if generated files are not fresh
+	git diff --exit-code
+	@test -z "$$(git status --porcelain)" || { git status --short; echo "generated files are not committed"; exit 1; }
+
+.PHONY: check
+check: lint generate-check test ## all that CI runs
