@@ -62,6 +62,8 @@ type VMA struct {
 	Inode uint64 // zero for anonymous memory
 	Major uint32 // of the inode's device
 	Minor uint32
+	// PageSize is that of the mapping; zero if the kernel has no PROCMAP_QUERY.
+	PageSize uintptr
 	// Name is the last column: a path, a name in brackets, or empty. A name
 	// longer than 63 bytes is given as "?".
 	Name string

@@ -25,12 +25,13 @@ func (m *Maps) query(addr uintptr, named bool) (VMA, unix.Errno) {
 		return VMA{}, errno
 	}
 	v := VMA{
-		Range: vm.Range{Start: uintptr(m.arg.VMAStart), End: uintptr(m.arg.VMAEnd)},
-		Flags: m.arg.VMAFlags,
-		Inode: m.arg.Inode,
-		Major: m.arg.DevMajor,
-		Minor: m.arg.DevMinor,
-		Name:  "?",
+		Range:    vm.Range{Start: uintptr(m.arg.VMAStart), End: uintptr(m.arg.VMAEnd)},
+		Flags:    m.arg.VMAFlags,
+		Inode:    m.arg.Inode,
+		Major:    m.arg.DevMajor,
+		Minor:    m.arg.DevMinor,
+		PageSize: uintptr(m.arg.VMAPageSize),
+		Name:     "?",
 	}
 	if named {
 		// The size counts the terminating zero; zero means that there is none.
