@@ -128,7 +128,7 @@ func (t *Trial) run(m Monitor, o *vmops.Operation, by vmops.Actor) error {
 
 // try sets the outcome. An error is m's fault, not the machine's.
 func (t *Trial) try(m Monitor, o *vmops.Operation, by vmops.Actor) (err error) {
-	s, err := vmops.New(t.Mapping, nil)
+	s, err := vmops.New(t.Mapping, &vmops.Options{Units: 8})
 	if err != nil {
 		t.Outcome, t.Reason = Untested, err
 		return nil

@@ -4,6 +4,7 @@ import (
 	"os"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/pindown/pindown/internal/oracle"
 	"github.com/pindown/pindown/internal/vmops"
@@ -49,6 +50,9 @@ type Options struct {
 	// Opens is how many monitors each of 8 goroutines opens and closes in the
 	// test of that. Default 10; 3 with -short.
 	Opens int
+	// Patience is how long a step may take before it counts as hung. Nothing
+	// here takes a second on an idle machine. Default 90 s.
+	Patience time.Duration
 }
 
 func (o *Options) withDefaults(t *testing.T) Options {
@@ -68,6 +72,9 @@ func (o *Options) withDefaults(t *testing.T) Options {
 	}
 	if opt.Opens == 0 {
 		opt.Opens = rounds(10)
+	}
+	if opt.Patience == 0 {
+		opt.Patience = 90 * time.Second
 	}
 	return opt
 }
@@ -98,7 +105,8 @@ type suite struct {
 // A hang ends the process with a dump of its goroutines.
 func Run(t *testing.T, open func(t *testing.T) monitor.Monitor, o *Options) {
 	t.Helper()
-	s := &suite{o: o.withDefaults(t), open: open, dog: startWatchdog(t), told: o != nil && o.Around != nil}
+	s := &suite{o: o.withDefaults(t), open: open, told: o != nil && o.Around != nil}
+	s.dog = startWatchdog(t, s.o.Patience)
 	if err := oracle.CheckPFN(); err != nil {
 		if os.Getenv("CI") == "true" {
 			t.Error(err)

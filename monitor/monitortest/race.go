@@ -51,7 +51,7 @@ func (s *suite) testAddressReuse(t *testing.T) {
 			s.coverable(t, m, vm.MappingAnonPrivate)
 			o := operation(t, name)
 			reused := 0
-			for range rounds(400) {
+			for range rounds(150) {
 				s.dog.pat()
 				if s.reuseOnce(t, m, o) {
 					reused++
@@ -116,18 +116,20 @@ func (s *suite) reuseOnce(t *testing.T, m monitor.Monitor, o *vmops.Operation) b
 // over, either the registration isn't valid (or was never made) or it holds
 // the pages that are mapped.
 func (s *suite) testRaces(t *testing.T) {
+	anon := []vm.Mapping{vm.MappingAnonPrivate}
 	for _, env := range []struct {
 		name    string
+		kinds   []vm.Mapping
 		procs   int
 		storm   bool
 		collect bool
 	}{
-		{name: "plain"},
-		{name: "gomaxprocs-1", procs: 1},
-		{name: "gomaxprocs-2", procs: 2},
-		{name: "signals", storm: true},
-		{name: "gc-gomaxprocs-1", procs: 1, collect: true},
-		{name: "gc-gomaxprocs-2-signals", procs: 2, collect: true, storm: true},
+		{name: "plain", kinds: []vm.Mapping{vm.MappingAnonPrivate, vm.MappingMemfd, vm.MappingFileShared}},
+		{name: "gomaxprocs-1", kinds: anon, procs: 1},
+		{name: "gomaxprocs-2", kinds: anon, procs: 2},
+		{name: "signals", kinds: anon, storm: true},
+		{name: "gc-gomaxprocs-1", kinds: anon, procs: 1, collect: true},
+		{name: "gc-gomaxprocs-2-signals", kinds: anon, procs: 2, collect: true, storm: true},
 	} {
 		t.Run(env.name, func(t *testing.T) {
 			if env.procs != 0 {
@@ -141,7 +143,7 @@ func (s *suite) testRaces(t *testing.T) {
 			}
 			m := s.monitor(t)
 			rng := rand.New(rand.NewPCG(seed(t), 1))
-			for _, kind := range []vm.Mapping{vm.MappingAnonPrivate, vm.MappingMemfd, vm.MappingFileShared} {
+			for _, kind := range env.kinds {
 				s.raceKind(t, m, kind, rng)
 			}
 		})
@@ -218,10 +220,24 @@ func (s *suite) raceOnce(t *testing.T, m monitor.Monitor, kind vm.Mapping, o *vm
 	} else {
 		p.end()
 	}
-	before, between := rng.IntN(4000), rng.IntN(2000)
+	// How long each side waits at its points, by the logarithm: a registration
+	// takes from a microsecond up, an operation likewise.
+	delay := func() func() {
+		n, yield := 1<<rng.IntN(14), rng.IntN(3) == 0
+		return func() {
+			if yield {
+				runtime.Gosched()
+			}
+			spin(n)
+		}
+	}
+	before, announced, beforePin, afterPin := delay(), delay(), delay(), delay()
 	operate := func() error {
-		spin(before)
-		return s.perform(m, sc, o, r, vmops.ThisThread, nil)
+		before()
+		return s.o.Around(m, o.Affected(sc, r), o.Op, func() error {
+			announced()
+			return vmops.Perform(sc, o, r, vmops.ThisThread, nil)
+		})
 	}
 	var ready sync.WaitGroup
 	ready.Add(2)
@@ -237,8 +253,9 @@ func (s *suite) raceOnce(t *testing.T, m monitor.Monitor, kind vm.Mapping, o *vm
 	ready.Wait()
 	var w *oracle.Witness
 	p, err := register(m, watched, func() (err error) {
-		spin(between)
+		beforePin()
 		w, err = oracle.Hold(watched, sc.Unit())
+		afterPin()
 		return err
 	})
 	if w != nil {

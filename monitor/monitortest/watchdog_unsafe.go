@@ -9,19 +9,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patience is how long one step of the suite may take before it counts as
-// hung. Nothing here takes a second on an idle machine.
-const patience = 90 * time.Second
-
 // watchdog ends the process with a dump of all goroutines when it isn't patted
 // for a while. The kernel keeps the time and sends SIGQUIT: a Go timer would
 // hang with the rest, for what hangs may well be the scheduler (a thread in a
 // VM operation that keeps its processor while the world is to be stopped).
-type watchdog struct{ id int32 }
+type watchdog struct {
+	id       int32
+	patience time.Duration
+}
 
-func startWatchdog(t *testing.T) *watchdog {
+func startWatchdog(t *testing.T, patience time.Duration) *watchdog {
 	t.Helper()
-	w := &watchdog{}
+	w := &watchdog{patience: patience}
 	// struct sigevent: value, signo, notify (SIGEV_SIGNAL is 0).
 	var event [64]byte
 	*(*int32)(unsafe.Pointer(&event[8])) = int32(unix.SIGQUIT)
@@ -41,7 +40,7 @@ func startWatchdog(t *testing.T) *watchdog {
 
 // pat starts the time afresh.
 func (w *watchdog) pat() {
-	spec := struct{ interval, value unix.Timespec }{value: unix.NsecToTimespec(int64(patience))}
+	spec := struct{ interval, value unix.Timespec }{value: unix.NsecToTimespec(int64(w.patience))}
 	_, _, _ = unix.Syscall6(unix.SYS_TIMER_SETTIME, uintptr(w.id), 0, uintptr(unsafe.Pointer(&spec)), 0, 0, 0)
 	runtime.KeepAlive(&spec)
 }
