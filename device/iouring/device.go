@@ -109,9 +109,9 @@ func Open(opts *Options) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, err := New(ring.Fd(), &o)
+	d, err := newDevice(ring.Fd(), &o, uring.RegisterSparse, ring.memory())
 	if err != nil {
-		return nil, errors.Join(err, ring.Close())
+		return nil, errors.Join(fmt.Errorf("iouring: open: %w", err), ring.Close())
 	}
 	d.ring = ring
 	return d, nil
@@ -130,14 +130,16 @@ func Open(opts *Options) (*Device, error) {
 // is too short, [device.ErrPermission] if the ring is restricted or
 // IORING_SETUP_SINGLE_ISSUER (see Options.Exec), and what Open returns.
 func New(fd int, opts *Options) (*Device, error) {
-	d, err := newDevice(fd, opts, uring.RegisterSparse)
+	d, err := newDevice(fd, opts, uring.RegisterSparse, 0)
 	if err != nil {
 		return nil, fmt.Errorf("iouring: new device on descriptor %d: %w", fd, err)
 	}
 	return d, nil
 }
 
-func newDevice(fd int, opts *Options, register func(fd int, n uint32) error) (*Device, error) {
+// newDevice is New with a choice of how to register a table, and with the
+// memory that the ring itself takes of RLIMIT_MEMLOCK.
+func newDevice(fd int, opts *Options, register func(fd int, n uint32) error, queues uint64) (*Device, error) {
 	var o Options
 	if opts != nil {
 		o = *opts
@@ -161,7 +163,7 @@ func newDevice(fd int, opts *Options, register func(fd int, n uint32) error) (*D
 		MaxRange:         MaxRange,
 		PageSize:         uintptr(os.Getpagesize()),
 	}
-	if err := d.limitPinned(&o); err != nil {
+	if err := d.limitPinned(&o, queues); err != nil {
 		return nil, errors.Join(err, unix.Close(dup))
 	}
 	return d, nil
@@ -240,11 +242,12 @@ func (d *Device) newTable(n uint32, register func(fd int, n uint32) error) (err 
 // limitPinned derives MaxPinnedBytes from RLIMIT_MEMLOCK. A limit below one
 // page would read as "no limit", so then a page must prove that the ring isn't
 // subject to it.
-func (d *Device) limitPinned(o *Options) error {
+func (d *Device) limitPinned(o *Options, queues uint64) error {
 	if o.MaxPinnedBytes != 0 {
 		return nil
 	}
 	limit, limited := memlock()
+	limit -= min(limit, queues)
 	if !limited || limit > 0 {
 		d.limits.MaxPinnedBytes = limit
 		return nil
@@ -257,7 +260,7 @@ func (d *Device) limitPinned(o *Options) error {
 	err = d.call(d.first, vm.RangeOf(page))
 	d.clear(1)
 	if err != nil {
-		return fmt.Errorf("%w: RLIMIT_MEMLOCK admits no page, and there is no CAP_IPC_LOCK: %w", device.ErrNotSupported, callError("io_uring_register", err))
+		return noMemlock("io_uring_register", err)
 	}
 	return nil
 }
@@ -296,8 +299,9 @@ func (d *Device) clear(n int) {
 func (d *Device) Name() string { return "iouring" }
 
 // Limits implements [device.Device]. MaxPinnedBytes is RLIMIT_MEMLOCK as it was
-// when the device was opened; other processes of the same user share it. It is
-// zero if the process has CAP_IPC_LOCK.
+// when the device was opened, less the queues of a ring that Open made; other
+// rings and processes of the same user share it. It is zero if the process has
+// CAP_IPC_LOCK.
 func (d *Device) Limits() device.Limits { return d.limits }
 
 // Ring returns the ring that Open made; nil for a device made by New. It is

@@ -14,13 +14,13 @@
 //
 //   - It pins the pages for writing, for long: memory must be writable, and a
 //     registration always grants [device.LocalWrite]. Read-only memory and
-//     address space that isn't mapped give [device.ErrFault]; a shared mapping
-//     of a file on a file system that writes back gives
-//     [device.ErrUnsupportedMemory], or ErrFault before Linux 6.5.
+//     address space that isn't mapped give [device.ErrFault]; so does, since
+//     Linux 6.5, a shared mapping of a file on a file system that writes back,
+//     which was [device.ErrUnsupportedMemory] before.
 //   - Pinned pages count against RLIMIT_MEMLOCK of the user who created the
 //     ring, across all their processes, unless the ring was created with
-//     CAP_IPC_LOCK. A page of a huge page counts, once for each ring, as the
-//     whole huge page.
+//     CAP_IPC_LOCK. Since Linux 6.14 a ring's queues count too. A page of a
+//     huge page counts, once for each ring, as the whole huge page.
 //   - An update needs room for the new pages before the old are given back.
 //   - Pages are given back when the slot is cleared or updated and no request
 //     in flight uses them any more (Linux 6.13; before that, when no earlier

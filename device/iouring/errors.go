@@ -74,6 +74,12 @@ func setupError(err error) error {
 	}
 }
 
+// noMemlock says that RLIMIT_MEMLOCK is too low for any use, so that waiting
+// for others to give memory back is no help.
+func noMemlock(call string, err error) error {
+	return fmt.Errorf("%w: RLIMIT_MEMLOCK has no room for a ring and a page, and there is no CAP_IPC_LOCK: %w", device.ErrNotSupported, callError(call, err))
+}
+
 func notSupported(reason, call string, err error) error {
 	return fmt.Errorf("%w: %s: %w", device.ErrNotSupported, reason, os.NewSyscallError(call, err))
 }

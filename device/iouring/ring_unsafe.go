@@ -3,6 +3,7 @@ package iouring
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"os"
 	"sync/atomic"
 	"syscall"
@@ -72,7 +73,9 @@ func (c Completion) Err() error {
 }
 
 // NewRing opens an io_uring. It returns a wrapped [device.ErrNotSupported] with
-// the reason if io_uring isn't available to the process. Requires Linux 5.13.
+// the reason if io_uring isn't available to the process, and a wrapped
+// [device.ErrNoMemory] if the queues find no room below RLIMIT_MEMLOCK; both
+// if they never could. Requires Linux 5.13.
 func NewRing(opts *RingOptions) (*Ring, error) {
 	r, err := newRing(opts)
 	if err != nil {
@@ -99,6 +102,9 @@ func newRing(opts *RingOptions) (*Ring, error) {
 	}
 	fd, err := uring.Setup(uint32(o.Entries), &p)
 	if err != nil {
+		if limit, limited := memlock(); limited && errnoOf(err) == unix.ENOMEM && limit < queueBytes(o.Entries, o.CQEntries) {
+			return nil, noMemlock("io_uring_setup", err)
+		}
 		return nil, setupError(err)
 	}
 	const need = uring.FeatSingleMmap | uring.FeatNoDrop | uring.FeatRsrcTags
@@ -139,6 +145,20 @@ func (r *Ring) mapQueues(p *uring.Params) (err error) {
 	}
 	r.tail = r.sqTail.Load()
 	return nil
+}
+
+// memory returns what the queues take of RLIMIT_MEMLOCK since Linux 6.14.
+func (r *Ring) memory() uint64 {
+	page := uint64(os.Getpagesize())
+	return (uint64(len(r.rings))+page-1)&^(page-1) + (uint64(len(r.sqeMem))+page-1)&^(page-1)
+}
+
+// queueBytes is about what the queues of a ring take before it is made; too
+// much rather than too little.
+func queueBytes(entries, cqEntries int) uint64 {
+	n := uint64(1) << bits.Len(uint(entries)) // Rounded up, or more.
+	cq := max(2*n, uint64(1)<<bits.Len(uint(cqEntries)))
+	return n*64 + n*4 + cq*16 + 4*uint64(os.Getpagesize())
 }
 
 // Fd returns the ring's descriptor. It stays the ring's.

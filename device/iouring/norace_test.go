@@ -1,0 +1,5 @@
+//go:build !race
+
+package iouring_test
+
+const raceEnabled = false
