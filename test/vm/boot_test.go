@@ -203,7 +203,7 @@ func testResults(t *testing.T, m *Machine) {
 
 	r = report("^(TestPass|TestHang)$", 3*time.Second)
 	check(t, r, "TestPass", Passed)
-	check(t, r, "TestHang", Failed, "about to hang", "panic: test timed out after 3s", "fixture.TestHang")
+	check(t, r, "TestHang", Unfinished, "about to hang", "panic: test timed out after 3s", "fixture.TestHang")
 	if r.Code != 2 || r.Err != nil {
 		t.Errorf("hang: %+v", r)
 	}

@@ -131,6 +131,10 @@ func (m *Machine) Report(t testing.TB, tb TestBinary) *Report {
 		// Its own timeout shows more, so that one goes first.
 		Timeout: timeout + time.Minute,
 	})
+	if (err != nil || res.Code != 0) && !strings.HasSuffix(res.Stdout, lastLine) {
+		// After a panic it is missing, and test2json reports a test that failed only when it sees what comes next.
+		res.Stdout += "\n" + lastLine
+	}
 	rep, perr := convert(t.Context(), bin.pkg, res.Stdout)
 	if perr != nil {
 		t.Fatal(perr)
@@ -211,10 +215,13 @@ func build(t testing.TB, root string, tb TestBinary) (bin, pkg, dir string, err 
 	return bin, pkg, dir, nil
 }
 
+// lastLine is how the output of a test run that fails ends under -test.v=test2json.
+const lastLine = "\x16FAIL\n"
+
 // convert makes a report of what a test binary wrote under -test.v=test2json.
 func convert(ctx context.Context, pkg, out string) (*Report, error) {
 	// The run's context may be over, for a timeout; this has to be done all the same.
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), "go", "tool", "test2json", "-p", pkg)
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), "go", "tool", "test2json", "-t", "-p", pkg) // without -t it leaves out how long a test took
 	cmd.Stdin = strings.NewReader(out)
 	events, err := output(cmd)
 	if err != nil {
@@ -335,7 +342,7 @@ func (r *Report) replayTest(t reporter, above string, res *TestResult) {
 		for _, sub := range res.Tests {
 			r.replayTest(t, res.Name+"/", sub)
 		}
-		text := fmt.Sprintf("in the virtual machine, %.2fs:\n%s", res.Elapsed.Seconds(), strings.TrimRight(res.Output, "\n"))
+		text := strings.TrimRight(fmt.Sprintf("in the virtual machine, %.2fs:\n%s", res.Elapsed.Seconds(), res.Output), "\n")
 		switch {
 		case res.Status == Passed:
 			t.log(text)

@@ -42,12 +42,9 @@ func (r recorder) skip(text string) {
 
 func replayed(r *Report) []string {
 	var lines []string
-	recorder{"", &lines}.run("", r.replay2)
+	recorder{"", &lines}.run("", r.replay)
 	return lines
 }
-
-// replay2 is replay as recorder.run wants it.
-func (r *Report) replay2(t reporter) { r.replay(t) }
 
 func TestReplay(t *testing.T) {
 	events := `{"Action":"start"}

@@ -205,7 +205,7 @@ func (m *Machine) Console() []string { return m.console.lastLines() }
 
 // openLog creates the file that takes the console's output. keep says that it is to be kept even if the test passes.
 func openLog(t testing.TB) (log *os.File, keep bool, err error) {
-	pattern := strings.Map(func(r rune) rune {
+	pattern := "pindown-vm-" + strings.Map(func(r rune) rune {
 		if r == '/' || r == '*' || r == os.PathSeparator {
 			return '_'
 		}
@@ -219,8 +219,7 @@ func openLog(t testing.TB) (log *os.File, keep bool, err error) {
 	case f != nil && f.Value.String() == "true":
 		dir, keep = t.ArtifactDir(), true
 	default:
-		dir = filepath.Join(os.TempDir(), "pindown-vm-logs")
-		err = os.MkdirAll(dir, 0o1777)
+		dir = os.TempDir()
 	}
 	if err == nil {
 		log, err = os.CreateTemp(dir, pattern)

@@ -52,7 +52,7 @@ func main() {
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "agent:", err)
-		os.Exit(exitCannotRun)
+		os.Exit(exitCannotRun) //nolint:forbidigo // this is main
 	}
 }
 
