@@ -81,3 +81,13 @@ func (c Coverage) Caches() bool {
 	}
 	return false
 }
+
+// Blinded is a monitor that, on memory it covers, doesn't see certain
+// operations, and says so in its documentation: the program must not do them on
+// memory that it registers, or must tell the cache (Cache.Invalidate).
+type Blinded interface {
+	Monitor
+
+	// BlindTo returns the operations and kinds of mapping in question.
+	BlindTo() []Cell
+}

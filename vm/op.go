@@ -24,6 +24,7 @@ const (
 	OpTruncate                 // truncate
 	OpPunchHole                // punch-hole
 	OpProcessMadvise           // process-madvise
+	OpGuard                   // madvise-guard
 	OpManual                   // manual
 	OpUnknown                  // unknown
 )

@@ -22,13 +22,14 @@ func _() {
 	_ = x[OpTruncate-11]
 	_ = x[OpPunchHole-12]
 	_ = x[OpProcessMadvise-13]
-	_ = x[OpManual-14]
-	_ = x[OpUnknown-15]
+	_ = x[OpGuard-14]
+	_ = x[OpManual-15]
+	_ = x[OpUnknown-16]
 }
 
-const _Op_name = "invalidmunmapmmap-fixedmremapmremap-fixedmadvise-dontneedmadvise-freemadvise-removebrk-shrinkshmat-remapshmdttruncatepunch-holeprocess-madvisemanualunknown"
+const _Op_name = "invalidmunmapmmap-fixedmremapmremap-fixedmadvise-dontneedmadvise-freemadvise-removebrk-shrinkshmat-remapshmdttruncatepunch-holeprocess-madvisemadvise-guardmanualunknown"
 
-var _Op_index = [...]uint8{0, 7, 13, 23, 29, 41, 57, 69, 83, 93, 104, 109, 117, 127, 142, 148, 155}
+var _Op_index = [...]uint8{0, 7, 13, 23, 29, 41, 57, 69, 83, 93, 104, 109, 117, 127, 142, 155, 161, 168}
 
 func (i Op) String() string {
 	idx := int(i) - 0

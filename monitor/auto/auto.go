@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
@@ -15,15 +16,17 @@ import (
 
 // Opener is one way to a monitor.
 type Opener struct {
-	// Name is the monitor's name and mode, such as "uffd".
+	// Name is the monitor's name, such as "uffd".
 	Name string
+	// Mode tells apart several openers of one monitor; empty for the only one.
+	Mode string
 	// Open starts the monitor. Its error says why it can't run here.
 	Open func() (monitor.Monitor, error)
 }
 
 // Candidate says what became of one opener.
 type Candidate struct {
-	Name string
+	Name, Mode string
 	// Usable says that the monitor started and passed its self-test.
 	Usable bool
 	// Reason says why it isn't usable, or what it is limited to.
@@ -32,21 +35,34 @@ type Candidate struct {
 	Coverage monitor.Coverage
 }
 
+// String returns the name, and the mode if there is one: "bpf (functions)".
+func (c Candidate) String() string {
+	if c.Mode == "" {
+		return c.Name
+	}
+	return fmt.Sprintf("%s (%s)", c.Name, c.Mode)
+}
+
 // ErrBlind is why a monitor that misses an operation on memory that it says it
-// covers is not used.
+// covers, without having said so ([monitor.Blinded]), is not used.
 var ErrBlind = errors.New("auto: self-test failed")
 
 // Try starts one monitor and puts it to the test. The monitor is nil if the
 // candidate isn't usable, and else the caller's to close.
 func Try(ctx context.Context, o Opener) (monitor.Monitor, Candidate) {
-	c := Candidate{Name: o.Name}
+	c := Candidate{Name: o.Name, Mode: o.Mode}
 	m, err := o.Open()
 	if err != nil {
 		c.Reason = err.Error()
 		return nil, c
 	}
 	c.Coverage, err = monitor.SelfTest(m)
-	if blind := c.Coverage.Blind(); err == nil && len(blind) > 0 {
+	blind := c.Coverage.Blind()
+	if b, ok := m.(monitor.Blinded); ok {
+		known := b.BlindTo()
+		blind = slices.DeleteFunc(blind, func(cell monitor.Cell) bool { return slices.Contains(known, cell) })
+	}
+	if err == nil && len(blind) > 0 {
 		err = fmt.Errorf("%w: blind to %v", ErrBlind, blind)
 	}
 	if err == nil && !c.Coverage.Caches() {
@@ -130,7 +146,7 @@ func (s *Selection) Reason() string {
 	}
 	var why []string
 	for _, c := range s.state.candidates {
-		why = append(why, c.Name+": "+strings.ReplaceAll(c.Reason, "\n", "; "))
+		why = append(why, c.String()+": "+strings.ReplaceAll(c.Reason, "\n", "; "))
 	}
 	return strings.Join(why, "; ")
 }

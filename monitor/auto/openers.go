@@ -1,6 +1,28 @@
 package auto
 
+import (
+	"github.com/pindown/pindown/monitor"
+	"github.com/pindown/pindown/monitor/bpf"
+	"github.com/pindown/pindown/monitor/uffd"
+)
+
 // Openers returns the monitors that this build knows, best first.
 func Openers() []Opener {
-	return nil
+	return []Opener{
+		{Name: "bpf", Mode: bpf.ModeFunctions.String(), Open: openBPF(bpf.ModeFunctions)},
+		{Name: "bpf", Mode: bpf.ModeSyscalls.String(), Open: openBPF(bpf.ModeSyscalls)},
+		{Name: "uffd", Open: func() (monitor.Monitor, error) { return opened(uffd.Open(nil)) }},
+	}
+}
+
+func openBPF(mode bpf.Mode) func() (monitor.Monitor, error) {
+	return func() (monitor.Monitor, error) { return opened(bpf.Open(&bpf.Options{Mode: mode})) }
+}
+
+// opened keeps a nil pointer from becoming a non-nil interface.
+func opened[M monitor.Monitor](m M, err error) (monitor.Monitor, error) {
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
 }
