@@ -24,7 +24,7 @@ const (
 	OpTruncate                 // truncate
 	OpPunchHole                // punch-hole
 	OpProcessMadvise           // process-madvise
-	OpGuard                   // madvise-guard
+	OpGuard                    // madvise-guard
 	OpManual                   // manual
 	OpUnknown                  // unknown
 )
