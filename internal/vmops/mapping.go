@@ -122,12 +122,38 @@ func New(kind vm.Mapping, o *Options) (*Scratch, error) {
 	if err := s.create(opt); err != nil {
 		return nil, fmt.Errorf("create %v mapping: %w", kind, errors.Join(err, s.Release()))
 	}
-	if kind != vm.MappingGoHeap {
-		// One system call instead of a page fault each, since Linux 5.14.
-		_ = madvise(s.r, unix.MADV_POPULATE_WRITE)
+	if err := s.populate(); err != nil {
+		return nil, fmt.Errorf("create %v mapping: %w", kind, errors.Join(err, s.Release()))
 	}
 	Fill(s.r, s.unit)
 	return s, nil
+}
+
+// populate makes every page present, so that writing to it can't end in the
+// SIGBUS that a limit on huge pages or shared memory would bring.
+func (s *Scratch) populate() error {
+	if s.kind == vm.MappingGoHeap {
+		return nil
+	}
+	err := madvise(s.r, unix.MADV_POPULATE_WRITE)
+	switch {
+	case err == nil:
+		return nil
+	case !errors.Is(err, unix.EINVAL):
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	// Before Linux 5.14: through a file, where a fault is an error.
+	mem, err := os.OpenFile("/proc/self/mem", os.O_RDWR, 0)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	defer mem.Close()
+	for a := s.r.Start; a < s.r.End; a += s.unit {
+		if _, err := mem.WriteAt([]byte{1}, int64(a)); err != nil {
+			return fmt.Errorf("%w: %w", ErrUnavailable, err)
+		}
+	}
+	return nil
 }
 
 func (s *Scratch) create(o Options) error {

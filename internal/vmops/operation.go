@@ -273,7 +273,7 @@ var operations = []*Operation{
 	},
 	{
 		// Linux 6.13; on file mappings 6.15.
-		Name: "madvise-guard", Op: vm.OpUnknown, Reach: ReachExact,
+		Name: "madvise-guard", Op: vm.OpGuard, Reach: ReachExact,
 		kinds: kindsAnon | kindsShared | kindsFile, changes: kindsAnon | kindsShared | kindsFile,
 		do: advise(unix.MADV_GUARD_INSTALL), ring: ringAdvise(unix.MADV_GUARD_INSTALL),
 	},
