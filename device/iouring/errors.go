@@ -64,7 +64,9 @@ func setupError(err error) error {
 	case unix.ENOSYS:
 		return notSupported("the kernel has no io_uring, or a seccomp filter hides it", "io_uring_setup", err)
 	case unix.EPERM:
-		return notSupported(permReason(), "io_uring_setup", err)
+		// The sysctl exists since Linux 6.6; no value is as good as zero.
+		sysctl, _ := os.ReadFile("/proc/sys/kernel/io_uring_disabled")
+		return notSupported(permReason(string(sysctl)), "io_uring_setup", err)
 	case unix.EACCES:
 		return notSupported("a security module denies io_uring", "io_uring_setup", err)
 	case unix.EMFILE, unix.ENFILE:
@@ -84,14 +86,13 @@ func notSupported(reason, call string, err error) error {
 	return fmt.Errorf("%w: %s: %w", device.ErrNotSupported, reason, os.NewSyscallError(call, err))
 }
 
-// permReason says what answers EPERM to io_uring_setup. The sysctl exists
-// since Linux 6.6.
-func permReason() string {
-	b, err := os.ReadFile("/proc/sys/kernel/io_uring_disabled")
-	switch v := strings.TrimSpace(string(b)); {
-	case err == nil && v == "2":
+// permReason says what answers EPERM to io_uring_setup, by the value of the
+// sysctl kernel.io_uring_disabled.
+func permReason(sysctl string) string {
+	switch strings.TrimSpace(sysctl) {
+	case "2":
 		return "sysctl kernel.io_uring_disabled is 2, for everybody"
-	case err == nil && v == "1":
+	case "1":
 		return "sysctl kernel.io_uring_disabled is 1, for processes without CAP_SYS_ADMIN outside the group kernel.io_uring_group"
 	default:
 		return "a seccomp filter or security module forbids io_uring"

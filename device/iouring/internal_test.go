@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"runtime"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -63,6 +64,14 @@ func TestSentinels(t *testing.T) {
 	for _, errno := range []syscall.Errno{unix.ENOSYS, unix.EPERM, unix.EACCES} {
 		if err := setupError(errno); !errors.Is(err, device.ErrNotSupported) || !errors.Is(err, errno) {
 			t.Errorf("setup: %v maps to %q", errno, err)
+		}
+	}
+}
+
+func TestPermReason(t *testing.T) {
+	for sysctl, want := range map[string]string{"2\n": "is 2", "1\n": "is 1", "0\n": "seccomp", "": "seccomp"} {
+		if got := permReason(sysctl); !strings.Contains(got, want) {
+			t.Errorf("sysctl %q: %q, want it to name %q", sysctl, got, want)
 		}
 	}
 }

@@ -224,6 +224,52 @@ func TestChildNoMemlock(t *testing.T) {
 	}
 }
 
+// What a container's seccomp filter does to a program.
+func TestSeccomp(t *testing.T) {
+	runSandboxed(t, "TestChildSeccompSetup", 8<<20)
+	runSandboxed(t, "TestChildSeccompHidden", 8<<20)
+	runSandboxed(t, "TestChildSeccompRegister", 8<<20)
+}
+
+func wantSeccomp(t *testing.T, err error, errno syscall.Errno) {
+	t.Helper()
+	if !errors.Is(err, device.ErrNotSupported) || !errors.Is(err, errno) || !strings.Contains(err.Error(), "seccomp") {
+		t.Errorf("under a filter that answers %v: %v", errno, err)
+	}
+}
+
+func TestChildSeccompSetup(t *testing.T) {
+	sandboxed(t)
+	if err := denyCall(unix.SYS_IO_URING_SETUP, unix.EPERM); err != nil {
+		t.Fatal(err)
+	}
+	_, err := iouring.Open(nil)
+	wantSeccomp(t, err, unix.EPERM)
+	_, err = iouring.NewRing(nil)
+	wantSeccomp(t, err, unix.EPERM)
+}
+
+func TestChildSeccompHidden(t *testing.T) {
+	sandboxed(t)
+	if err := denyCall(unix.SYS_IO_URING_SETUP, unix.ENOSYS); err != nil {
+		t.Fatal(err)
+	}
+	_, err := iouring.Open(nil)
+	wantSeccomp(t, err, unix.ENOSYS)
+}
+
+func TestChildSeccompRegister(t *testing.T) {
+	sandboxed(t)
+	ring := newRing(t, nil)
+	if err := denyCall(unix.SYS_IO_URING_REGISTER, unix.EPERM); err != nil {
+		t.Fatal(err)
+	}
+	_, err := iouring.New(ring.Fd(), nil)
+	wantSeccomp(t, err, unix.EPERM)
+	_, err = iouring.Open(nil)
+	wantSeccomp(t, err, unix.EPERM)
+}
+
 func TestPrivilegedHasNoLimit(t *testing.T) {
 	var hdr unix.CapUserHeader
 	hdr.Version = unix.LINUX_CAPABILITY_VERSION_3
