@@ -18,9 +18,13 @@ import (
 // TestMain skips examples where there is no io_uring, since they can't do it
 // themselves, and fails if a ring or a goroutine is left at the end.
 func TestMain(m *testing.M) {
-	ring, err := iouring.NewRing(nil)
+	var ring *iouring.Ring
+	var err error
+	if _, child := os.LookupEnv(sandboxEnv); !child { // It counts what is locked.
+		ring, err = iouring.NewRing(nil)
+	}
 	switch {
-	case err == nil:
+	case ring != nil:
 		err = ring.Close()
 	case errors.Is(err, device.ErrNotSupported) && os.Getenv("CI") != "true":
 		fmt.Fprintln(os.Stderr, "examples skipped:", err)
