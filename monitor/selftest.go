@@ -13,8 +13,8 @@ import (
 	"github.com/pindown/pindown/vm"
 )
 
-// ErrSelfTest: the self-test could not be carried out. The monitor must not be
-// used.
+// ErrSelfTest is what every error of a self-test wraps: it could not be
+// carried out, and the monitor must not be used.
 var ErrSelfTest = errors.New("monitor: self-test failed")
 
 const (

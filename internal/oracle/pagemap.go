@@ -86,7 +86,7 @@ func Frames(r vm.Range) ([]Entry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("frames of %v: %w", r, err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	buf := make([]byte, r.Pages(PageSize)*entrySize)
 	n, err := f.ReadAt(buf, int64(r.Start/PageSize*entrySize))
 	if n < len(buf) {

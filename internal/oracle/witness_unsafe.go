@@ -52,14 +52,12 @@ func Hold(r vm.Range, step uintptr) (*Witness, error) {
 		return nil, fmt.Errorf("hold %v: %w", r, err)
 	}
 	if err := h.fill(); err != nil {
-		h.Close()
-		return nil, fmt.Errorf("hold %v: %w", r, err)
+		return nil, fmt.Errorf("hold %v: %w", r, errors.Join(err, h.Close()))
 	}
 	for _, a := range h.pages {
 		e, err := Frames(vm.Range{Start: a, End: a + 1})
 		if err != nil {
-			h.Close()
-			return nil, err
+			return nil, errors.Join(err, h.Close())
 		}
 		h.frames = append(h.frames, e[0])
 	}
@@ -118,7 +116,7 @@ func (h *Witness) Compare() (Difference, error) {
 	if err != nil {
 		return Difference{}, fmt.Errorf("compare pages: %w", err)
 	}
-	defer mem.Close()
+	defer func() { _ = mem.Close() }()
 	if !h.pfn {
 		return h.compareContent(mem)
 	}

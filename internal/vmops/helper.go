@@ -165,7 +165,7 @@ func (q request) serve() error {
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	if o.Op == vm.OpRemove {
 		a, err := mmap(0, uintptr(q.Len), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED, int(f.Fd()), q.Off)
 		if err != nil {

@@ -147,7 +147,7 @@ func (s *Scratch) populate() error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	defer mem.Close()
+	defer func() { _ = mem.Close() }()
 	for a := s.r.Start; a < s.r.End; a += s.unit {
 		if _, err := mem.WriteAt([]byte{1}, int64(a)); err != nil {
 			return fmt.Errorf("%w: %w", ErrUnavailable, err)
@@ -160,6 +160,7 @@ func (s *Scratch) create(o Options) error {
 	size := uintptr(o.Units) * s.unit
 	const rw = unix.PROT_READ | unix.PROT_WRITE
 	switch s.kind {
+	case vm.MappingInvalid:
 	case vm.MappingAnonPrivate:
 		return s.mmap(size, rw, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1)
 	case vm.MappingAnonShared:

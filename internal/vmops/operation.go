@@ -132,8 +132,9 @@ func (o *Operation) Affected(s *Scratch, r vm.Range) vm.Range {
 		return vm.Range{Start: r.Start, End: max(r.End, s.r.End)}
 	case ReachAll:
 		return s.r
+	default:
+		return r
 	}
-	return r
 }
 
 // Operations returns the table of operations.
@@ -429,7 +430,7 @@ func directWrite(f *os.File, off, n, _ int64) error {
 	if err != nil {
 		return err
 	}
-	defer d.Close()
+	defer func() { _ = d.Close() }()
 	_, err = d.WriteAt(alignedBlock(int(n), os.Getpagesize()), off)
 	return err
 }
@@ -494,8 +495,9 @@ func perform(s *Scratch, o *Operation, r vm.Range, by Actor, helper *Helper) err
 			return fmt.Errorf("no helper process: %w", ErrUnavailable)
 		}
 		return helper.do(s, o, r)
+	default:
+		return ErrUnavailable
 	}
-	return ErrUnavailable
 }
 
 func (o *Operation) run(s *Scratch, r vm.Range) error {

@@ -19,7 +19,7 @@ func processMadvise(pid int, r vm.Range, advice int) error {
 	if err != nil {
 		return os.NewSyscallError("pidfd_open", err)
 	}
-	defer unix.Close(fd)
+	defer func() { _ = unix.Close(fd) }()
 	iov := [2]uintptr{r.Start, r.Len()}
 	n, err := call("process_madvise", unix.SYS_PROCESS_MADVISE,
 		uintptr(fd), uintptr(unsafe.Pointer(&iov)), 1, uintptr(advice), 0, 0)
@@ -79,7 +79,7 @@ func ringDo(req sqe) error {
 		return err
 	}
 	fd := int(n)
-	defer unix.Close(fd)
+	defer func() { _ = unix.Close(fd) }()
 	if p.features&ringFeatSingleMmap == 0 {
 		return fmt.Errorf("io_uring without single mmap: %w", ErrUnavailable)
 	}

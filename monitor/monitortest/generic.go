@@ -51,14 +51,14 @@ func (s *suite) testSelfTest(t *testing.T) {
 
 func (s *suite) testClosed(t *testing.T) {
 	m := s.monitor(t)
-	if m.Name() == "" || m.Table() == nil || m.Table() != m.Table() {
-		t.Errorf("name %q, table %p", m.Name(), m.Table())
+	if table := m.Table(); m.Name() == "" || table == nil || m.Table() != table {
+		t.Errorf("name %q, table %p, then %p", m.Name(), table, m.Table())
 	}
 	if m.Table().Word().Lost() {
 		t.Fatal("lost from the start")
 	}
 	sc := s.scratch(t, vm.MappingAnonPrivate)
-	defer sc.Release()
+	defer release(t, sc)
 	p := mustRegister(t, m, sc.Slice(4, 8))
 	check := m.HitCheck()
 	feed := m.Subscribe()
@@ -95,7 +95,7 @@ func (s *suite) testClosed(t *testing.T) {
 	}
 }
 
-func operation(t testing.TB, name string) *vmops.Operation {
+func operation(t *testing.T, name string) *vmops.Operation {
 	t.Helper()
 	o, ok := vmops.Lookup(name)
 	if !ok {

@@ -137,6 +137,7 @@ func (s *suite) testCombination(t *testing.T, m monitor.Monitor, c combination, 
 				}
 			case verdictUntested:
 				t.Skip("not available here")
+			case verdictKept, verdictCaught:
 			}
 		})
 	}
@@ -149,11 +150,7 @@ func (s *suite) testCell(t *testing.T, m monitor.Monitor, c combination, e exten
 	if sc == nil {
 		return verdictUntested
 	}
-	defer func() {
-		if err := sc.Release(); err != nil {
-			t.Errorf("release: %v", err)
-		}
-	}()
+	defer release(t, sc)
 	lo, hi := sc.Units()/4, 3*sc.Units()/4
 	watched, r := sc.Slice(lo, hi), sc.Slice(e.from(lo, hi), e.to(lo, hi))
 	p := mustRegister(t, m, watched)
@@ -165,7 +162,7 @@ func (s *suite) testCell(t *testing.T, m monitor.Monitor, c combination, e exten
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer w.Close()
+	defer closeWitness(t, w)
 
 	err = s.perform(m, sc, c.o, r, c.by, h)
 	valid := p.valid()

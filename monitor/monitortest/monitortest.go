@@ -113,27 +113,19 @@ func Run(t *testing.T, open func(t *testing.T) monitor.Monitor, o *Options) {
 		}
 		t.Logf("pages are compared by content: %v", err)
 	}
-	for _, test := range []struct {
-		name string
-		run  func(*testing.T)
-	}{
-		{"matrix", s.testMatrix},
-		{"self-test", s.testSelfTest},
-		{"closed", s.testClosed},
-		{"hit-allocates-nothing", s.testHitAllocs},
-		{"many-watches", s.testManyWatches},
-		{"events", s.testEvents},
-		{"feed-overflow", s.testFeedOverflow},
-		{"exec-child", s.testExecChild},
-		{"address-reuse", s.testAddressReuse},
-		{"registration-races", s.testRaces},
-		{"go-heap-reuse", s.testGoHeapReuse},
-		{"close-during-operations", s.testCloseDuring},
-		{"open-and-close", s.testOpenAndClose},
-	} {
-		s.dog.pat()
-		t.Run(test.name, test.run)
-	}
+	t.Run("matrix", s.testMatrix)
+	t.Run("self-test", s.testSelfTest)
+	t.Run("closed", s.testClosed)
+	t.Run("hit-allocates-nothing", s.testHitAllocs)
+	t.Run("many-watches", s.testManyWatches)
+	t.Run("events", s.testEvents)
+	t.Run("feed-overflow", s.testFeedOverflow)
+	t.Run("exec-child", s.testExecChild)
+	t.Run("address-reuse", s.testAddressReuse)
+	t.Run("registration-races", s.testRaces)
+	t.Run("go-heap-reuse", s.testGoHeapReuse)
+	t.Run("close-during-operations", s.testCloseDuring)
+	t.Run("open-and-close", s.testOpenAndClose)
 }
 
 // monitor opens a monitor for one test.
@@ -151,7 +143,7 @@ func (s *suite) monitor(t *testing.T) monitor.Monitor {
 
 // scratch makes a mapping for one test, or returns nil if there is none of
 // that kind here.
-func (s *suite) scratch(t testing.TB, kind vm.Mapping) *vmops.Scratch {
+func (s *suite) scratch(t *testing.T, kind vm.Mapping) *vmops.Scratch {
 	t.Helper()
 	sc, err := vmops.New(kind, &vmops.Options{Dir: s.o.Dir})
 	if err != nil {
@@ -170,4 +162,18 @@ func (s *suite) scratch(t testing.TB, kind vm.Mapping) *vmops.Scratch {
 // perform carries out o as the options say.
 func (s *suite) perform(m monitor.Monitor, sc *vmops.Scratch, o *vmops.Operation, r vm.Range, by vmops.Actor, h *vmops.Helper) error {
 	return s.o.Around(m, o.Affected(sc, r), o.Op, func() error { return vmops.Perform(sc, o, r, by, h) })
+}
+
+func release(t *testing.T, sc *vmops.Scratch) {
+	t.Helper()
+	if err := sc.Release(); err != nil {
+		t.Errorf("release: %v", err)
+	}
+}
+
+func closeWitness(t *testing.T, w *oracle.Witness) {
+	t.Helper()
+	if err := w.Close(); err != nil {
+		t.Error(err)
+	}
 }

@@ -47,7 +47,7 @@ func register(m monitor.Monitor, r vm.Range, pin func() error) (*probe, error) {
 // mustRegister registers r and returns once the registration is good: nothing
 // that happened at these addresses earlier is still on its way into the table.
 // It returns nil if the monitor refuses r. The watchdog ends the wait.
-func mustRegister(t testing.TB, m monitor.Monitor, r vm.Range) *probe {
+func mustRegister(t *testing.T, m monitor.Monitor, r vm.Range) *probe {
 	t.Helper()
 	for i := 0; ; i++ {
 		p, err := register(m, r, nil)

@@ -209,17 +209,13 @@ func (s *suite) raceOnce(t *testing.T, m monitor.Monitor, kind vm.Mapping, o *vm
 	if sc == nil {
 		return false
 	}
-	defer func() {
-		if err := sc.Release(); err != nil {
-			t.Error(err)
-		}
-	}()
+	defer release(t, sc)
 	watched, r := sc.Slice(4, 12), sc.Slice(6, 9)
-	if p := mustRegister(t, m, watched); p == nil {
+	p := mustRegister(t, m, watched)
+	if p == nil {
 		return false
-	} else {
-		p.end()
 	}
+	p.end()
 	// How long each side waits at its points, by the logarithm: a registration
 	// takes from a microsecond up, an operation likewise.
 	delay := func() func() {
@@ -259,7 +255,7 @@ func (s *suite) raceOnce(t *testing.T, m monitor.Monitor, kind vm.Mapping, o *vm
 		return err
 	})
 	if w != nil {
-		defer w.Close()
+		defer closeWitness(t, w)
 	}
 	if err == nil {
 		defer p.end()
@@ -355,7 +351,7 @@ func heapOnce(t *testing.T, m monitor.Monitor) (again, covered bool) {
 		return false, false
 	}
 	defer p.end()
-	defer w.Close()
+	defer closeWitness(t, w)
 	debug.FreeOSMemory()
 	// Keep what doesn't fit alive, so that the right span comes up in the end.
 	var kept [][]byte
