@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 
 	"github.com/pindown/pindown"
@@ -113,5 +114,15 @@ func BenchmarkRestamp(b *testing.B) {
 			b.Fatal("miss")
 		}
 		_ = reg.Release()
+	}
+}
+
+// BenchmarkFloor is what two atomic additions cost: the least that counting a
+// holder in and out can.
+func BenchmarkFloor(b *testing.B) {
+	var n atomic.Int64
+	for b.Loop() {
+		n.Add(1)
+		n.Add(-1)
 	}
 }
