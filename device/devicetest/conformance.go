@@ -46,16 +46,17 @@ const pinnedPatience = 10 * time.Second
 //
 // Errors must wrap the sentinels of package device, never be them.
 func Run(t *testing.T, newDevice func(t *testing.T) device.Device, opts *Options) {
-	s := suite{newDevice: newDevice}
+	t.Helper()
+	var o Options
 	if opts != nil {
-		s.opts = *opts
+		o = *opts
 	}
-	if s.opts.MaxRegistrations == 0 {
-		s.opts.MaxRegistrations = 1 << 16
+	if o.MaxRegistrations == 0 {
+		o.MaxRegistrations = 1 << 16
 	}
 	for _, c := range []struct {
 		name string
-		f    func(s *suite, t *testing.T, dev device.Device)
+		f    func(s *suite)
 	}{
 		{"Register", (*suite).testRegister},
 		{"BadRange", (*suite).testBadRange},
@@ -78,14 +79,17 @@ func Run(t *testing.T, newDevice func(t *testing.T) device.Device, opts *Options
 		{"Close", (*suite).testClose},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			dev := newDevice(t)
+			s := &suite{t: t, dev: newDevice(t), newDevice: newDevice, opts: o}
 			s.watchPinned(t)
-			c.f(&s, t, dev)
+			c.f(s)
 		})
 	}
 }
 
+// suite is what one test of the suite has.
 type suite struct {
+	t         *testing.T
+	dev       device.Device
 	newDevice func(t *testing.T) device.Device
 	opts      Options
 }
@@ -184,7 +188,8 @@ func deregister(tb testing.TB, dev device.Device, regs ...device.Registration) {
 	}
 }
 
-func (s *suite) testRegister(t *testing.T, dev device.Device) {
+func (s *suite) testRegister() {
+	t, dev := s.t, s.dev
 	page := uintptr(os.Getpagesize())
 	b := vm.RangeOf(mapMemory(t, 4))
 	if dev.Name() == "" {
@@ -220,7 +225,8 @@ func (s *suite) testRegister(t *testing.T, dev device.Device) {
 	}
 }
 
-func (s *suite) testBadRange(t *testing.T, dev device.Device) {
+func (s *suite) testBadRange() {
+	t, dev := s.t, s.dev
 	b := vm.RangeOf(mapMemory(t, 1))
 	top := ^uintptr(0)
 	for _, c := range []struct {
@@ -253,7 +259,8 @@ func (s *suite) testBadRange(t *testing.T, dev device.Device) {
 	}
 }
 
-func (s *suite) testBadMemory(t *testing.T, dev device.Device) {
+func (s *suite) testBadMemory() {
+	t, dev := s.t, s.dev
 	if s.opts.Simulated {
 		t.Skip("a simulated device doesn't look at memory")
 	}
@@ -309,7 +316,8 @@ func (s *suite) testBadMemory(t *testing.T, dev device.Device) {
 	deregister(t, dev, ok, register(t, dev, at(5, 6), device.LocalWrite))
 }
 
-func (s *suite) testAcrossMappings(t *testing.T, dev device.Device) {
+func (s *suite) testAcrossMappings() {
+	t, dev := s.t, s.dev
 	b := mapMemory(t, 4)
 	r := vm.RangeOf(b)
 	fd, err := unix.MemfdCreate("devicetest", unix.MFD_CLOEXEC)
@@ -343,7 +351,8 @@ func (s *suite) testAcrossMappings(t *testing.T, dev device.Device) {
 	deregister(t, dev, reg)
 }
 
-func (s *suite) testDoubleDeregister(t *testing.T, dev device.Device) {
+func (s *suite) testDoubleDeregister() {
+	t, dev := s.t, s.dev
 	b := vm.RangeOf(mapMemory(t, 1))
 	first, second := register(t, dev, b, 0), register(t, dev, b, 0)
 	deregister(t, dev, first)
@@ -360,7 +369,8 @@ func (s *suite) testDoubleDeregister(t *testing.T, dev device.Device) {
 
 // A dead registration's handle never reaches one that came after it, even when
 // the device reuses what the handle stood for.
-func (s *suite) testStaleHandle(t *testing.T, dev device.Device) {
+func (s *suite) testStaleHandle() {
+	t, dev := s.t, s.dev
 	b := vm.RangeOf(mapMemory(t, 1))
 	var dead []device.Registration
 	for range 300 {
@@ -378,7 +388,8 @@ func (s *suite) testStaleHandle(t *testing.T, dev device.Device) {
 	deregister(t, dev, live...)
 }
 
-func (s *suite) testDeregisterUnmapped(t *testing.T, dev device.Device) {
+func (s *suite) testDeregisterUnmapped() {
+	t, dev := s.t, s.dev
 	b := mapMemory(t, 3)
 	reg := register(t, dev, vm.RangeOf(b), device.LocalWrite)
 	if err := unix.Munmap(b); err != nil {
@@ -387,7 +398,8 @@ func (s *suite) testDeregisterUnmapped(t *testing.T, dev device.Device) {
 	deregister(t, dev, reg)
 }
 
-func (s *suite) testAccess(t *testing.T, dev device.Device) {
+func (s *suite) testAccess() {
+	t, dev := s.t, s.dev
 	b := vm.RangeOf(mapMemory(t, 1))
 	ctx := context.Background()
 	for access := range device.RelaxedOrdering << 1 {
@@ -409,7 +421,8 @@ func (s *suite) testAccess(t *testing.T, dev device.Device) {
 	deregister(t, dev, register(t, dev, b, device.LocalRead), register(t, dev, b, device.LocalWrite))
 }
 
-func (s *suite) testMaxRegistrations(t *testing.T, dev device.Device) {
+func (s *suite) testMaxRegistrations() {
+	t, dev := s.t, s.dev
 	limits := dev.Limits()
 	n := limits.MaxRegistrations
 	page := uint64(os.Getpagesize())
@@ -467,7 +480,8 @@ func aliases(tb testing.TB, size uintptr) vm.Range {
 	return r
 }
 
-func (s *suite) testMaxRange(t *testing.T, dev device.Device) {
+func (s *suite) testMaxRange() {
+	t, dev := s.t, s.dev
 	limits := dev.Limits()
 	page := uintptr(os.Getpagesize())
 	longest := uintptr(limits.MaxRange)
@@ -490,7 +504,8 @@ func (s *suite) testMaxRange(t *testing.T, dev device.Device) {
 	deregister(t, dev, register(t, dev, vm.Range{Start: r.Start, End: r.Start + longest - 1}, 0))
 }
 
-func (s *suite) testMaxPinnedBytes(t *testing.T, dev device.Device) {
+func (s *suite) testMaxPinnedBytes() {
+	t, dev := s.t, s.dev
 	limits := dev.Limits()
 	page := os.Getpagesize()
 	pages := int(limits.MaxPinnedBytes) / page
@@ -537,7 +552,8 @@ func (s *suite) testMaxPinnedBytes(t *testing.T, dev device.Device) {
 	deregister(t, dev, eventually(at(0, pages)))
 }
 
-func (s *suite) testContext(t *testing.T, dev device.Device) {
+func (s *suite) testContext() {
+	t, dev := s.t, s.dev
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	b := vm.RangeOf(mapMemory(t, 1))
@@ -551,7 +567,8 @@ func (s *suite) testContext(t *testing.T, dev device.Device) {
 	deregister(t, dev, reg)
 }
 
-func (s *suite) testConcurrent(t *testing.T, dev device.Device) {
+func (s *suite) testConcurrent() {
+	t, dev := s.t, s.dev
 	const workers = 8
 	rounds := 400
 	if testing.Short() {
@@ -640,7 +657,8 @@ func updater(t *testing.T, dev device.Device) device.Updater {
 	return up
 }
 
-func (s *suite) testUpdate(t *testing.T, dev device.Device) {
+func (s *suite) testUpdate() {
+	t, dev := s.t, s.dev
 	up := updater(t, dev)
 	b := vm.RangeOf(mapMemory(t, 2))
 	reg := register(t, dev, b, device.LocalWrite)
@@ -662,7 +680,8 @@ func (s *suite) testUpdate(t *testing.T, dev device.Device) {
 }
 
 // A failed update leaves the old registration, or says that it is lost.
-func (s *suite) testUpdateFails(t *testing.T, dev device.Device) {
+func (s *suite) testUpdateFails() {
+	t, dev := s.t, s.dev
 	up := updater(t, dev)
 	if s.opts.Simulated {
 		t.Skip("a simulated device doesn't look at memory")
@@ -722,7 +741,8 @@ func (s *suite) needData(t *testing.T) {
 	}
 }
 
-func (s *suite) testData(t *testing.T, dev device.Device) {
+func (s *suite) testData() {
+	t, dev := s.t, s.dev
 	s.needData(t)
 	page := os.Getpagesize()
 	b := mapMemory(t, 3)
@@ -764,27 +784,28 @@ func (s *suite) testData(t *testing.T, dev device.Device) {
 }
 
 // A registration keeps the pages it was made of; a new one has the new pages.
-func (s *suite) testDataStale(t *testing.T, dev device.Device) {
+func (s *suite) testDataStale() {
+	t, dev := s.t, s.dev
 	s.needData(t)
 	if s.opts.Simulated {
 		t.Skip("a simulated device doesn't look at memory")
 	}
 	for _, c := range []struct {
 		name string
-		op   func(t *testing.T, b []byte)
+		op   func(b []byte)
 	}{
-		{"dontneed", func(t *testing.T, b []byte) {
+		{"dontneed", func(b []byte) {
 			if err := unix.Madvise(b, unix.MADV_DONTNEED); err != nil {
 				t.Fatal(os.NewSyscallError("madvise", err))
 			}
 		}},
-		{"map over", func(t *testing.T, b []byte) { replace(t, vm.RangeOf(b)) }},
+		{"map over", func(b []byte) { replace(t, vm.RangeOf(b)) }},
 	} {
 		b := mapMemory(t, 2)
 		fillWith(b, 'o')
 		old := register(t, dev, vm.RangeOf(b), device.LocalWrite)
 		s.wantSees(t, c.name+", before", dev, old, 'o')
-		c.op(t, b)
+		c.op(b)
 		fillWith(b, 'n')
 		s.wantSees(t, c.name+", stale", dev, old, 'o')
 		fresh := register(t, dev, vm.RangeOf(b), device.LocalWrite)
@@ -802,7 +823,8 @@ func (s *suite) testDataStale(t *testing.T, dev device.Device) {
 	}
 }
 
-func (s *suite) testDataUpdate(t *testing.T, dev device.Device) {
+func (s *suite) testDataUpdate() {
+	t, dev := s.t, s.dev
 	s.needData(t)
 	up := updater(t, dev)
 	if s.opts.Simulated {
@@ -824,7 +846,8 @@ func (s *suite) testDataUpdate(t *testing.T, dev device.Device) {
 	deregister(t, dev, reg)
 }
 
-func (s *suite) testClose(t *testing.T, dev device.Device) {
+func (s *suite) testClose() {
+	t, dev := s.t, s.dev
 	closer, ok := dev.(interface{ Close() error })
 	if !ok {
 		t.Skip("the device can't be closed")

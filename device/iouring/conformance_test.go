@@ -86,13 +86,17 @@ func (p dataPath) options() *devicetest.Options {
 
 func TestConformsOwnRing(t *testing.T) {
 	p := dataPath{func(dev device.Device) *iouring.Ring { return dev.(*iouring.Device).Ring() }}
-	devicetest.Run(t, func(t *testing.T) device.Device { return open(t, nil) }, p.options())
+	devicetest.Run(t, func(t *testing.T) device.Device {
+		t.Helper()
+		return open(t, nil)
+	}, p.options())
 }
 
 func TestConformsCallersRing(t *testing.T) {
 	rings := map[device.Device]*iouring.Ring{}
 	p := dataPath{func(dev device.Device) *iouring.Ring { return rings[dev] }}
 	devicetest.Run(t, func(t *testing.T) device.Device {
+		t.Helper()
 		ring, err := iouring.NewRing(nil)
 		needRing(t, err)
 		d, err := iouring.New(ring.Fd(), &iouring.Options{First: 3, Slots: 77})
@@ -110,6 +114,7 @@ func TestConformsUnderFake(t *testing.T) {
 	inner := map[device.Device]*iouring.Device{}
 	p := dataPath{func(dev device.Device) *iouring.Ring { return inner[dev].Ring() }}
 	devicetest.Run(t, func(t *testing.T) device.Device {
+		t.Helper()
 		d := open(t, nil)
 		f := devicetest.NewFake(&devicetest.FakeOptions{
 			Backing: d, Limits: d.Limits(), Forbid: ^device.LocalWrite, Grant: device.LocalWrite,

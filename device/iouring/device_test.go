@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -348,7 +349,7 @@ func TestErrorsNameTheCall(t *testing.T) {
 	if !errors.Is(err, device.ErrFault) || !errors.Is(err, unix.EFAULT) || !errors.As(err, &call) || call.Syscall != "io_uring_register" {
 		t.Errorf("read-only memory: %v", err)
 	}
-	if want := fmt.Sprint("iouring: register ", vm.RangeOf(buf)); !bytes.HasPrefix([]byte(fmt.Sprint(err)), []byte(want)) {
+	if want := fmt.Sprint("iouring: register ", vm.RangeOf(buf)); !strings.HasPrefix(fmt.Sprint(err), want) {
 		t.Errorf("error %q, want it to begin with %q", err, want)
 	}
 }

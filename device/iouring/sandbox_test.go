@@ -115,6 +115,7 @@ func TestChildConforms(t *testing.T) {
 	memlock := sandboxed(t)
 	p := dataPath{func(dev device.Device) *iouring.Ring { return dev.(*iouring.Device).Ring() }}
 	devicetest.Run(t, func(t *testing.T) device.Device {
+		t.Helper()
 		d := open(t, nil)
 		if got := d.Limits().MaxPinnedBytes; got == 0 || got > memlock {
 			t.Errorf("limit of %d bytes pinned, want at most %d", got, memlock)
@@ -150,7 +151,7 @@ func TestChildLimits(t *testing.T) {
 	// The budget is the user's, not the ring's. (Another ring's queues take
 	// two pages of it, or none.)
 	other := open(t, &iouring.Options{Entries: 8})
-	if reg, err = d.Register(t.Context(), vm.RangeOf(b[3*page:]), 0); err != nil {
+	if _, err := d.Register(t.Context(), vm.RangeOf(b[3*page:]), 0); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := other.Register(t.Context(), vm.RangeOf(b[:5*page]), 0); !errors.Is(err, device.ErrNoMemory) {

@@ -30,13 +30,12 @@ func Enter(fd int, toSubmit, minComplete, flags uint32) (int, error) {
 func register(fd int, op uint32, arg unsafe.Pointer, nr uint32) (int, error) {
 	for {
 		n, _, errno := unix.Syscall6(unix.SYS_IO_URING_REGISTER, uintptr(fd), uintptr(op), uintptr(arg), uintptr(nr), 0, 0)
-		switch errno {
-		case 0:
+		if errno == 0 {
 			return int(n), nil
-		case unix.EINTR:
-			continue
 		}
-		return 0, errno
+		if errno != unix.EINTR {
+			return 0, errno
+		}
 	}
 }
 
