@@ -26,16 +26,21 @@
 // Tags make the table exact: there are no false invalidations by collision.
 // Two documented roundings are coarser, never finer: a watched range of many
 // canonical blocks is rounded outward ([MaxBlocks]), and a block whose bucket
-// is full is watched through its parent, at worst the root.
+// is full is watched through an ancestor, at worst the root.
 //
 // # Concurrency
 //
-// All methods may be called from many goroutines. Touch, Stamp, Check and
-// Word take no lock and allocate nothing. Watch and Unwatch take the table's
-// mutex, which nothing else takes.
+// All methods may be called from many goroutines. Touch, Stamp, Take, Check
+// and Word take no lock and allocate nothing. Watch and Unwatch take the
+// table's mutex, which is held for well under a microsecond and by nothing
+// else but Stats. A [Watch] belongs to whoever made it: it must not be
+// unwatched while it is stamped.
 //
 // # Memory
 //
 // A table lives in memory that the caller supplies, so that another process or
-// the kernel can share it. layout.h states its format.
+// the kernel can share it. FORMAT.md states its format and layout.h its
+// constants, for a party in another language. Parties that don't share a
+// program attach with [OpenReader] and [OpenWriter], which exchange versions
+// and features.
 package epoch

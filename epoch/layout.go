@@ -34,7 +34,7 @@ const (
 	rootLevel = Levels - 1
 
 	// slotsPerRegion is what BucketBitsFor reckons with.
-	slotsPerRegion = 8
+	slotsPerRegion = 16
 )
 
 // rootTag is the tag of the root, which stays in the first slot of bucket 0.

@@ -108,8 +108,8 @@ func withBits(mem []byte, bits uint32) []byte {
 
 func TestBucketBitsFor(t *testing.T) {
 	for _, c := range []struct{ regions, want int }{
-		{-1, minBucketBits}, {0, minBucketBits}, {1, minBucketBits}, {8, 3}, {9, 4},
-		{16384, 14}, {16385, 15}, {100000, 17}, {1 << 40, maxBucketBits},
+		{-1, minBucketBits}, {0, minBucketBits}, {4, 3}, {5, 4},
+		{16384, 15}, {16385, 16}, {100000, 18}, {1 << 40, maxBucketBits},
 	} {
 		if got := BucketBitsFor(c.regions); got != c.want {
 			t.Errorf("BucketBitsFor(%d) = %d, want %d", c.regions, got, c.want)

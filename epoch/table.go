@@ -47,8 +47,8 @@ type Table struct {
 }
 
 // BucketBitsFor returns the table size, as log2 of the number of hash buckets,
-// that suits the given number of regions: eight slots, 256 bytes, a region, and
-// up to twice that by rounding up.
+// that suits the given number of regions: 16 slots (512 bytes) a region, and up
+// to twice that by rounding up.
 func BucketBitsFor(regions int) int {
 	buckets := (min(max(regions, 1), 1<<30)*slotsPerRegion + bucketSlots - 1) / bucketSlots
 	return min(max(bits.Len(uint(buckets-1)), minBucketBits), maxBucketBits)

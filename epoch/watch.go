@@ -24,6 +24,12 @@ const (
 	scarceBlocks  = 4
 )
 
+// spareSlots is the number of slots of each bucket that single pages leave to
+// larger blocks, and 64 KiB blocks all but one of to still larger ones. A page
+// without a slot costs its 64 KiB of precision, a large block without one costs
+// all below it 16 times its size.
+const spareSlots = 2
+
 // fewBlocks is the number of slots that fit into a Watch itself.
 const fewBlocks = 3
 
@@ -41,6 +47,12 @@ type Watch struct {
 	more *[MaxBlocks]uint32 // else here
 }
 
+// pageSlot marks the slot of a single page in a Watch. Nothing lies strictly
+// inside a page, so its second counter stays what it is and needs no look:
+// one cache line less.
+const pageSlot = 1 << 31
+
+// slots returns the slots, marked with pageSlot where it applies.
 func (w *Watch) slots() []uint32 {
 	if w.more != nil {
 		return w.more[:w.n]
@@ -58,6 +70,12 @@ func (w *Watch) Bytes() int {
 		return 0
 	}
 	return 4 * MaxBlocks
+}
+
+// within reports whether a block is another, or lies inside it.
+func within(tag, ancestor uint64) bool {
+	up := tagLevel(ancestor) - tagLevel(tag)
+	return up >= 0 && tagBlock(tag)>>(up*FanoutShift) == tagBlock(ancestor)
 }
 
 // appendBlocks appends the tags of the canonical blocks of [lo,hi), in units
@@ -134,15 +152,19 @@ func roundOut(lo, hi, limit uint64) (uint64, uint64) {
 
 // Watch states interest in r in w, which must be zero or unwatched. It never
 // fails for lack of room: a block that finds its bucket full is watched
-// through an ancestor. It returns a wrapped [ErrRange] for an empty range or
+// through an ancestor, and all of r that lies in the ancestor with it. It returns a wrapped [ErrRange] for an empty range or
 // one that isn't wholly below MaxAddress, and a wrapped [ErrInUse] if another
 // party watches through the table. It allocates only if w takes more than
 // three blocks.
 func (t *Table) Watch(w *Watch, r vm.Range) error {
+	return t.watch(w, r, t.blockLimit())
+}
+
+func (t *Table) watch(w *Watch, r vm.Range, limit uint64) error {
 	if r.Empty() || r.End > MaxAddress {
 		return fmt.Errorf("watch %v: %w", r, ErrRange)
 	}
-	lo, hi := roundOut(uint64(r.Start>>PageShift), uint64((r.End-1)>>PageShift)+1, t.blockLimit())
+	lo, hi := roundOut(uint64(r.Start>>PageShift), uint64((r.End-1)>>PageShift)+1, limit)
 	var tags [MaxBlocks]uint64
 	blocks := appendBlocks(tags[:0], lo, hi)
 	w.n, w.more = 0, nil
@@ -158,12 +180,28 @@ func (t *Table) Watch(w *Watch, r vm.Range) error {
 		*w = Watch{}
 		return fmt.Errorf("watch %v: %w", r, err)
 	}
+	var wide uint64 // tag of the ancestor that watches what comes next, if any
 	for _, tag := range blocks {
-		s := t.want(tag)
-		// Siblings pushed up to one ancestor need it once.
-		if len(slots) > 0 && slots[len(slots)-1] == s {
-			t.unwant(s)
+		if wide != 0 && within(tag, wide) {
 			continue
+		}
+		s := t.want(tag)
+		b, i := t.slot(s)
+		if wide = b.tag[i].Load(); wide == tag {
+			wide = 0
+		} else {
+			// Whatever else of this range lies in there is watched with it.
+			for n := len(slots) - 1; n >= 0; n-- {
+				b, i := t.slot(slots[n] &^ pageSlot)
+				if !within(b.tag[i].Load(), wide) {
+					break
+				}
+				t.unwant(slots[n] &^ pageSlot)
+				slots = slots[:n]
+			}
+		}
+		if wide == 0 && tagLevel(tag) == 0 {
+			s |= pageSlot
 		}
 		slots = append(slots, s)
 	}
@@ -177,7 +215,7 @@ func (t *Table) Unwatch(w *Watch) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, s := range w.slots() {
-		t.unwant(s)
+		t.unwant(s &^ pageSlot)
 	}
 	*w = Watch{}
 }
@@ -282,7 +320,8 @@ func (t *Table) lookup(tag uint64) (uint32, bool) {
 func (t *Table) claim(tag uint64, parent uint32) (uint32, bool) {
 	n := t.bucketOf(tag)
 	b := &t.buckets[n]
-	for i := range bucketSlots {
+	spare := max(spareSlots-tagLevel(tag), 0)
+	for i := range bucketSlots - spare {
 		if b.tag[i].Load() != 0 {
 			continue
 		}
@@ -308,8 +347,13 @@ func (t *Table) Stamp(w *Watch) uint64 {
 	var sum uint64
 	last := ^uint32(0)
 	for _, s := range w.slots() {
+		page := s&pageSlot != 0
+		s &^= pageSlot
 		b, i := t.slot(s)
-		sum += b.self[i].Load() + b.below[i].Load()
+		sum += b.self[i].Load()
+		if !page {
+			sum += b.below[i].Load()
+		}
 		if s == 0 || t.parent[s] == last {
 			continue
 		}
