@@ -240,13 +240,17 @@ func (s *suite) testFeedOverflow(t *testing.T) {
 	sc := s.coverable(t, m, vm.MappingAnonPrivate, vm.MappingMemfd)
 	feed := m.Subscribe()
 	defer feed.Close()
-	p := mustRegister(t, m, sc.Range())
-	defer p.end()
 	o := operation(t, "mmap-fixed")
 	for i := 0; feed.Lost() == 0; i++ {
+		// Again each time: the new memory is covered only once it is asked for.
+		p := mustRegister(t, m, sc.Range())
+		if p == nil {
+			t.Fatal("refused what was covered before")
+		}
 		if err := s.perform(m, sc, o, sc.Slice(i%16, i%16+1), vmops.ThisThread, nil); err != nil {
 			t.Fatal(err)
 		}
+		p.end()
 	}
 	q := mustRegister(t, m, sc.Range())
 	if q == nil {
