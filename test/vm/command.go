@@ -33,6 +33,9 @@ type Cmd struct {
 	// Combined sends standard error where standard output goes, so that their order is kept.
 	Combined bool
 
+	// Progress, if set, receives standard output as it comes, besides its being kept for the Result.
+	Progress io.Writer
+
 	// Timeout is how long the command may run. 0 means DefaultTimeout. Then its process group gets SIGQUIT, then SIGKILL; and if it
 	// has not ended even so, the machine is ended.
 	Timeout time.Duration
@@ -58,7 +61,7 @@ func (m *Machine) Exec(ctx context.Context, c Cmd) (Result, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("%w: still running after %v", context.DeadlineExceeded, timeout))
 	defer cancel()
 
-	id, call := m.newCall()
+	id, call := m.newCall(c.Progress)
 	msg := wire.ExecMsg{
 		Args:     c.Args,
 		Env:      append(guestEnv(), c.Env...),
@@ -133,7 +136,7 @@ func (m *Machine) deadFrame(c *call) (wire.Frame, error) {
 }
 
 func (m *Machine) newDump() (uint32, *call) {
-	id, c := m.newCall()
+	id, c := m.newCall(nil)
 	_ = m.w.Write(wire.Dump, id, nil)
 	return id, c
 }
@@ -184,7 +187,7 @@ func (m *Machine) put(ctx context.Context, path string, perm fs.FileMode, r io.R
 	// A guest that doesn't take a file is broken, and the writes below would hang with it.
 	stop := context.AfterFunc(ctx, func() { m.kill("can't write " + path + ": " + context.Cause(ctx).Error()) })
 	defer stop()
-	id, c := m.newCall()
+	id, c := m.newCall(nil)
 	err := m.w.Send(wire.Put, id, wire.PutMsg{Path: path, Mode: uint32(perm.Perm())})
 	buf := make([]byte, 1<<18)
 	for err == nil {

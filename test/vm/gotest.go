@@ -128,6 +128,7 @@ func (m *Machine) Report(t testing.TB, tb TestBinary) *Report {
 		Caps:     tb.Caps,
 		Limits:   tb.Limits,
 		Combined: true,
+		Progress: progress(t),
 		// Its own timeout shows more, so that one goes first.
 		Timeout: timeout + time.Minute,
 	})
@@ -142,6 +143,37 @@ func (m *Machine) Report(t testing.TB, tb TestBinary) *Report {
 	rep.Code, rep.Signal, rep.Err = res.Code, res.Signal, err
 	rep.failOnSkip = tb.FailOnSkip
 	return rep
+}
+
+// progress returns a writer that logs the begin and the end of each top-level test while a binary runs, where logs are shown at all.
+func progress(t testing.TB) io.Writer {
+	if !testing.Verbose() {
+		return nil
+	}
+	return &lineWriter{func(line string) {
+		line = strings.TrimPrefix(line, "\x16")
+		if name, ok := strings.CutPrefix(line, "=== RUN   "); ok && !strings.Contains(name, "/") || strings.HasPrefix(line, "--- ") {
+			t.Logf("guest: %s", line)
+		}
+	}, nil}
+}
+
+// lineWriter calls f for each line.
+type lineWriter struct {
+	f    func(string)
+	line []byte
+}
+
+func (w *lineWriter) Write(b []byte) (int, error) {
+	for rest := b; len(rest) > 0; {
+		part, after, ended := bytes.Cut(rest, []byte("\n"))
+		w.line = append(w.line, part...)
+		if rest = after; ended {
+			w.f(string(w.line))
+			w.line = w.line[:0]
+		}
+	}
+	return len(b), nil
 }
 
 // install builds a test binary and copies it, with the package's testdata, into the guest. A binary that is there already is used again.

@@ -117,6 +117,17 @@ func TestParseEventsTruncated(t *testing.T) {
 	}
 }
 
+func TestLineWriter(t *testing.T) {
+	var got []string
+	w := &lineWriter{func(l string) { got = append(got, l) }, nil}
+	for _, part := range []string{"a", "b\n\nc", "\n", "d"} {
+		fmt.Fprint(w, part)
+	}
+	if want := []string{"ab", "", "c"}; !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
+	}
+}
+
 func FuzzParseEvents(f *testing.F) {
 	f.Add("TestA", "TestA/b/c", "--- FAIL: TestA", "fail")
 	f.Add("", "/", "///", "output")

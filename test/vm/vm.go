@@ -119,6 +119,7 @@ type Machine struct {
 // call is something that the agent was asked to do.
 type call struct {
 	stdout, stderr limitedBuffer
+	progress       io.Writer       // or nil; used by the goroutine that reads frames
 	done           chan wire.Frame // receives Exit or Done, once
 }
 
@@ -444,6 +445,9 @@ func (m *Machine) read() error {
 		case c == nil: // The caller has gone.
 		case f.Kind == wire.Stdout:
 			c.stdout.append(f.Payload)
+			if c.progress != nil {
+				_, _ = c.progress.Write(f.Payload)
+			}
 		case f.Kind == wire.Stderr:
 			c.stderr.append(f.Payload)
 		case f.Kind == wire.Exit || f.Kind == wire.Done:
@@ -454,12 +458,12 @@ func (m *Machine) read() error {
 	}
 }
 
-// newCall registers a call.
-func (m *Machine) newCall() (uint32, *call) {
+// newCall registers a call. progress may be nil.
+func (m *Machine) newCall(progress io.Writer) (uint32, *call) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.nextID++
-	c := &call{done: make(chan wire.Frame, 1)}
+	c := &call{progress: progress, done: make(chan wire.Frame, 1)}
 	m.calls[m.nextID] = c
 	return m.nextID, c
 }
