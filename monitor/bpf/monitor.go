@@ -75,58 +75,77 @@ func Open(opts *Options) (*Monitor, error) {
 	return nil, errors.Join(errs...)
 }
 
-func open(mode Mode, o *Options) (m *Monitor, err error) {
+func open(mode Mode, o *Options) (*Monitor, error) {
+	m := &Monitor{mode: mode, log: o.Logger, stop: make(chan struct{})}
+	m.close = sync.OnceValue(m.shutdown)
+	if err := m.start(o); err != nil {
+		_ = m.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+func (m *Monitor) start(o *Options) error {
 	kernel, err := btf.LoadKernelSpec()
 	if err != nil {
-		return nil, fmt.Errorf("load kernel's BTF: %w: %w", err, monitor.ErrNotSupported)
+		return fmt.Errorf("load kernel's BTF: %w: %w", err, monitor.ErrNotSupported)
 	}
 	mm, err := identify(kernel)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	m = &Monitor{mode: mode, log: o.Logger, stop: make(chan struct{})}
-	m.close = sync.OnceValue(m.shutdown)
-	defer func() {
-		if err != nil {
-			_ = m.Close()
-		}
-	}()
 	bits := epoch.BucketBitsFor(o.Regions)
-	if m.coll, err = load(kernel, mode, mm, bits, o.NewsBytes); err != nil {
-		return nil, err
+	if m.coll, err = load(kernel, m.mode, mm, bits, o.NewsBytes); err != nil {
+		return err
 	}
 	if m.table, err = mapTable(m.coll.Maps["table"], bits); err != nil {
-		return nil, err
+		return err
 	}
 	if m.newsLost = m.coll.Variables["news_lost"]; m.newsLost == nil {
-		return nil, fmt.Errorf("load programs: no variable news_lost: %w", monitor.ErrNotSupported)
+		return fmt.Errorf("load programs: no variable news_lost: %w", monitor.ErrNotSupported)
 	}
-	if mode == ModeSyscalls {
+	if m.mode == ModeSyscalls {
 		if m.maps, err = sys.OpenMaps(); err != nil {
-			return nil, fmt.Errorf("open maps: %w", err)
+			return fmt.Errorf("open maps: %w", err)
 		}
 	}
 	if m.scratch, err = newScratch(); err != nil {
-		return nil, err
+		return err
 	}
 	if m.news, err = ringbuf.NewReader(m.coll.Maps["news"]); err != nil {
-		return nil, fmt.Errorf("open news: %w", err)
+		return fmt.Errorf("open news: %w", err)
 	}
-	for _, p := range m.coll.Programs {
-		l, err := link.AttachTracing(link.TracingOptions{Program: p})
-		if err != nil {
-			return nil, fmt.Errorf("attach %v: %w", p, explain(err))
-		}
-		m.links = append(m.links, l)
+	if err := m.attach(); err != nil {
+		return err
 	}
 	if err := m.beat(); err != nil {
-		return nil, fmt.Errorf("self-test: %w: %w", err, monitor.ErrNotSupported)
+		return fmt.Errorf("self-test: %w: %w", err, monitor.ErrNotSupported)
 	}
 	m.wg.Go(m.readNews)
 	if o.Heartbeat > 0 {
 		m.wg.Go(func() { m.watchOver(o.Heartbeat) })
 	}
-	return m, nil
+	return nil
+}
+
+func (m *Monitor) attach() error {
+	for _, p := range m.coll.Programs {
+		l, err := link.AttachTracing(link.TracingOptions{Program: p})
+		if err != nil {
+			return fmt.Errorf("attach %v: %w", p, explain(err))
+		}
+		m.links = append(m.links, l)
+	}
+	return nil
+}
+
+func (m *Monitor) detach() error {
+	var errs []error
+	for _, l := range m.links {
+		errs = append(errs, l.Close())
+	}
+	m.links = nil
+	return errors.Join(errs...)
 }
 
 // identify returns the address of this process's mm_struct. The program runs
@@ -335,7 +354,7 @@ type Stats struct {
 func (m *Monitor) Stats() Stats {
 	return Stats{
 		Mode:      m.mode,
-		Programs:  len(m.links),
+		Programs:  len(m.coll.Programs),
 		Beats:     m.beats.Load(),
 		NewsLost:  m.dropped.Load(),
 		Recursion: m.recursion.Load(),
@@ -358,9 +377,7 @@ func (m *Monitor) shutdown() error {
 		errs = append(errs, m.news.Close())
 	}
 	m.wg.Wait()
-	for _, l := range m.links {
-		errs = append(errs, l.Close())
-	}
+	errs = append(errs, m.detach())
 	if m.coll != nil {
 		m.coll.Close()
 	}

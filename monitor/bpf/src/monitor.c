@@ -95,13 +95,19 @@ static __inline_always int classify(struct op *op, struct pt_regs *regs, struct 
 	op->start = addr;
 	op->end = addr + len;
 	switch (nr) {
+	/*
+	 * Those that hold mmap_lock for all of the change are recorded there;
+	 * what they zap needs no record of its own.
+	 */
 	case NR_munmap:
 	case NR_remap_file_pages:
-		return 1;
+		return at == AT_LOCK;
 	case NR_mmap:
 		op->arg = SYSCALL_ARG4(regs);
-		return op->arg & MAP_FIXED;
+		return at == AT_LOCK && op->arg & MAP_FIXED;
 	case NR_mremap:
+		if (at != AT_LOCK)
+			return 0;
 		op->arg = SYSCALL_ARG4(regs);
 		if (op->arg & MREMAP_FIXED) {
 			op->start2 = SYSCALL_ARG5(regs);
@@ -116,8 +122,10 @@ static __inline_always int classify(struct op *op, struct pt_regs *regs, struct 
 		whole(op);
 		return at == AT_ZAP && !harmless_advice(op->arg);
 	case NR_brk:
-		/* do_brk sets the new break before it unmaps. */
-		if (at == AT_LOCK && write && mm->brk > addr)
+		if (at != AT_LOCK)
+			return 0;
+		/* brk sets the new break before it unmaps. */
+		if (write && mm->brk > addr)
 			old_brk = mm->brk;
 		op->start = (addr + 4095) & ~4095ULL;
 		op->end = (old_brk + 4095) & ~4095ULL;
@@ -125,7 +133,7 @@ static __inline_always int classify(struct op *op, struct pt_regs *regs, struct 
 	case NR_shmat:
 		op->arg = SYSCALL_ARG3(regs);
 		whole(op); /* the segment's size isn't at hand */
-		return op->arg & SHM_REMAP;
+		return at == AT_LOCK && op->arg & SHM_REMAP;
 	case NR_mprotect:
 	case NR_msync:
 	case NR_clone:
