@@ -72,6 +72,9 @@ func (m *Monitor) arm(r, pages vm.Range) error {
 	return nil
 }
 
+// eventPatience is how often Cover yields to an event that is being read.
+const eventPatience = 500
+
 func cmpErr(err, otherwise error) error {
 	if err == nil {
 		return otherwise
@@ -131,7 +134,7 @@ func (m *Monitor) armNext(r vm.Range) (uintptr, error) {
 		if err == nil {
 			break
 		}
-		if !errors.Is(err, unix.EAGAIN) || i == 100 {
+		if !errors.Is(err, unix.EAGAIN) || i == eventPatience {
 			return 0, fmt.Errorf("mapping changed while it was armed: %w: %w", monitor.ErrPending, err)
 		}
 		// An unread event, anywhere.

@@ -19,12 +19,14 @@
 // by truncation and hole punching without an event; the Go heap (see below);
 // memory registered with another userfaultfd; holes.
 //
-// Blind: madvise(MADV_GUARD_INSTALL) (Linux 6.13) drops the pages of armed
-// memory without an event (madvise_guard_install in mm/madvise.c has no
-// userfaultfd_remove). A program that turns part of a buffer into a guard
-// region, removes it again and acquires the buffer must invalidate it itself.
-// Also, UFFDIO_MOVE by another userfaultfd of the process takes pages away in
-// silence, but refuses those that are pinned.
+// Blind, on memory that is covered: two calls replace its pages without an
+// event. shmat(2) with SHM_REMAP maps a System V segment over it (do_shmat in
+// ipc/shm.c passes no list for the events to do_mmap), and
+// madvise(MADV_GUARD_INSTALL), Linux 6.13, drops its pages
+// (madvise_guard_install in mm/madvise.c has no userfaultfd_remove). A program
+// that does either to a buffer it registers must invalidate it itself, or use
+// another monitor. UFFDIO_MOVE by another userfaultfd of the process takes
+// pages away in silence too, but refuses those that are pinned.
 //
 // # Side effects
 //
@@ -55,13 +57,13 @@
 // loop in assembly that uses no stack, no thread-local storage and takes no
 // signal. All it does is:
 //
-//	       ┌───────────────────────────────────────────────────────────┐
-//	       v                                                           │
-//	    ppoll ──event──> busy+1 ──> read into ring ──> flag 0→1? ─yes─> wake Go
-//	       │                             │                 └──no──> busy-1 ─┘
-//	       │ stop, error                 │ error               (back to ppoll)
-//	       v                             v
-//	    lost ──> userfaultfd closed (waiting operations go on) ──> exit
+//	   ┌───────────────────────────────────────────────────────────┐
+//	   v                                                           │
+//	ppoll ──event──> busy+1 ──> read into ring ──> flag 0→1? ─yes─> wake Go
+//	   │                             │                 └──no──> busy-1 ─┘
+//	   │ stop, error                 │ error               (back to ppoll)
+//	   v                             v
+//	lost ──> userfaultfd closed (waiting operations go on) ──> exit
 //
 // The busy count that comes with the flag stays until Go has drained the ring:
 // by a goroutine that the wake is for, by a hit that finds the flag set

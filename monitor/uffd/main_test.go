@@ -3,6 +3,7 @@ package uffd
 import (
 	"errors"
 	"os"
+	"sync/atomic"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -39,21 +40,30 @@ func open(tb testing.TB, o *Options) *Monitor {
 	return m
 }
 
-// mapPages returns n pages of private anonymous memory, written, with a page on
-// either side that isn't mapped. They are never unmapped: a test that unmaps part
-// of them leaves a hole in which anything may have been mapped since.
+// nextPages is where mapPages looks for room next. It is far from where the
+// kernel puts mappings by itself, so that nobody maps into a hole that a test
+// makes.
+var nextPages atomic.Uintptr
+
+func init() { nextPages.Store(0x1000_0000_0000) }
+
+// mapPages returns n pages of private anonymous memory, written, with nothing
+// near them. They are never unmapped.
 func mapPages(tb testing.TB, n int) vm.Range {
 	tb.Helper()
-	mem, err := unix.MmapPtr(-1, 0, nil, uintptr(n+2)*pageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		tb.Fatal(err)
+	const gap = 16 << 20
+	for range 100 {
+		size := uintptr(n) * pageSize
+		start := nextPages.Add(size+2*gap) - size - gap
+		start &^= gap - 1
+		r := vm.Range{Start: start, End: start + size}
+		if err := mmapAt(r, unix.MAP_FIXED_NOREPLACE); err == nil {
+			fill(r)
+			return r
+		}
 	}
-	all := vm.Range{Start: uintptr(mem), End: uintptr(mem) + uintptr(n+2)*pageSize}
-	r := vm.Range{Start: all.Start + pageSize, End: all.End - pageSize}
-	must(tb, munmap(vm.Range{Start: all.Start, End: r.Start}))
-	must(tb, munmap(vm.Range{Start: r.End, End: all.End}))
-	fill(r)
-	return r
+	tb.Fatal("no room")
+	return vm.Range{}
 }
 
 func must(tb testing.TB, err error) {
