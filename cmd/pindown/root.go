@@ -1,0 +1,106 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/pindown/pindown/internal/demo"
+)
+
+// Exit codes.
+const (
+	exitOK          = 0
+	exitFailed      = 1
+	exitUsage       = 2
+	exitUnsupported = 3
+)
+
+// usageError marks an error as the caller's, for exit code 2.
+type usageError struct{ err error }
+
+func (e usageError) Error() string { return e.err.Error() }
+func (e usageError) Unwrap() error { return e.err }
+
+// NewRootCommand returns the command with all of its verbs. Its errors are for
+// exitCode and message.
+func NewRootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "pindown",
+		Short: "A memory registration cache kept coherent with the address space",
+		Long: `Pindown is a cache of memory registrations (io_uring fixed buffers, RDMA) whose
+entries are never stale, whatever the process does to its address space. This
+command shows what that is about, and what of it works on this machine.
+
+Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 not supported on this machine.`,
+		Example: `  pindown demo       # stale registrations, and none, on a real file
+  pindown doctor     # what works here, and what is missing`,
+		Args:          usageArgs(cobra.NoArgs),
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return cmd.Help()
+		},
+	}
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return usageError{fmt.Errorf("%w\nRun '%s --help' for usage", err, cmd.CommandPath())}
+	})
+	root.AddCommand(newDemoCommand(), newDoctorCommand(), newVersionCommand())
+	return root
+}
+
+// usageArgs makes the errors of a check of arguments usage errors.
+func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return usageError{fmt.Errorf("%w\nRun '%s --help' for usage", err, cmd.CommandPath())}
+		}
+		return nil
+	}
+}
+
+// exitCode maps what the command returned.
+func exitCode(err error) int {
+	_, usage := errors.AsType[usageError](err)
+	switch {
+	case err == nil:
+		return exitOK
+	case usage, errors.Is(err, demo.ErrOptions):
+		return exitUsage
+	case errors.Is(err, demo.ErrNotSupported):
+		return exitUnsupported
+	default:
+		return exitFailed
+	}
+}
+
+// message is what the user reads about an error.
+func message(ctx context.Context, err error) string {
+	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+		return "interrupted"
+	}
+	s := err.Error()
+	for _, e := range []error{demo.ErrOptions, demo.ErrNotSupported} {
+		if rest, ok := strings.CutPrefix(s, e.Error()+": "); ok && errors.Is(e, demo.ErrOptions) {
+			s = rest
+		}
+	}
+	return s
+}
+
+// jsonFlag adds the flag that every verb has.
+func jsonFlag(f *pflag.FlagSet, to *bool) {
+	f.BoolVar(to, "json", false, "write JSON to standard output")
+}
+
+func writeJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
