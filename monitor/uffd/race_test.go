@@ -76,9 +76,9 @@ func TestWindow(t *testing.T) {
 // TestWindowRate tries to hit the window without holding the reader: A unmaps,
 // B maps the address anew as soon as that succeeds and hits at once.
 func TestWindowRate(t *testing.T) {
-	rounds := 2000
+	rounds := 1000
 	if testing.Short() {
-		rounds = 300
+		rounds = 100
 	}
 	m := open(t, nil)
 	r := mapPages(t, 1)

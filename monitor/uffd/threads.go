@@ -15,6 +15,10 @@ import (
 // maxThreads is how many threads a proof looks at, at most.
 const maxThreads = 512
 
+// provePatience is how often a proof asks after one thread. Failing is cheap:
+// the caller's registration isn't cached.
+const provePatience = 24
+
 // threadInspector proves that no thread of this process is still inside an
 // madvise that it was in when the proof began.
 //
@@ -116,7 +120,7 @@ const (
 // that began before the call.
 func leftMadvise(task, tid int) bool {
 	signaled := false
-	for try := range 100 {
+	for try := range provePatience {
 		text, err := readTask(task, tid, "syscall")
 		where := placeUnknown
 		switch {
@@ -158,7 +162,7 @@ func leftMadvise(task, tid int) bool {
 				return true
 			}
 		}
-		if try > 4 {
+		if try > 8 {
 			runtime.Gosched()
 		}
 	}
