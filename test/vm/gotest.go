@@ -36,7 +36,8 @@ type TestBinary struct {
 	Caps   []uintptr
 	Limits map[int]uint64
 
-	// Timeout is -test.timeout: when it has passed, the binary panics and shows its goroutines. 0 means DefaultTestTimeout.
+	// Timeout is -test.timeout: when it has passed, the binary panics and shows its goroutines. 0 means DefaultTestTimeout. It is
+	// cut to end two minutes before the timeout of the test that asks.
 	Timeout time.Duration
 
 	// FailOnSkip makes a skipped test a failure: this machine has what the tests need.
@@ -116,6 +117,12 @@ func (m *Machine) Report(t testing.TB, tb TestBinary) *Report {
 		t.Fatal(err)
 	}
 	timeout := cmp.Or(tb.Timeout, DefaultTestTimeout)
+	if d, ok := t.(interface{ Deadline() (time.Time, bool) }); ok {
+		// The test process's own timeout would show nothing of the guest. So what runs there has to end first.
+		if end, ok := d.Deadline(); ok {
+			timeout = min(timeout, max(time.Until(end)-2*time.Minute, time.Minute))
+		}
+	}
 	args := []string{bin.path, "-test.v=test2json", "-test.paniconexit0", "-test.timeout=" + timeout.String()}
 	if tb.Run != "" {
 		args = append(args, "-test.run="+tb.Run)
