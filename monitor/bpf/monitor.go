@@ -75,16 +75,26 @@ func Open(opts *Options) (*Monitor, error) {
 	return nil, errors.Join(errs...)
 }
 
-func open(mode Mode, o *Options) (*Monitor, error) {
+func newMonitor(mode Mode, o *Options) *Monitor {
 	m := &Monitor{mode: mode, log: o.Logger, stop: make(chan struct{})}
 	m.close = sync.OnceValue(m.shutdown)
+	return m
+}
+
+func open(mode Mode, o *Options) (*Monitor, error) {
+	m := newMonitor(mode, o)
 	if err := m.start(o); err != nil {
 		_ = m.Close()
 		return nil, err
 	}
+	m.wg.Go(m.readNews)
+	if o.Heartbeat > 0 {
+		m.wg.Go(func() { m.watchOver(o.Heartbeat) })
+	}
 	return m, nil
 }
 
+// start loads, attaches and tries the programs.
 func (m *Monitor) start(o *Options) error {
 	kernel, err := btf.LoadKernelSpec()
 	if err != nil {
@@ -120,10 +130,6 @@ func (m *Monitor) start(o *Options) error {
 	}
 	if err := m.beat(); err != nil {
 		return fmt.Errorf("self-test: %w: %w", err, monitor.ErrNotSupported)
-	}
-	m.wg.Go(m.readNews)
-	if o.Heartbeat > 0 {
-		m.wg.Go(func() { m.watchOver(o.Heartbeat) })
 	}
 	return nil
 }

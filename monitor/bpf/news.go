@@ -18,9 +18,12 @@ const (
 	shmRemap = 0o40000
 )
 
-// readNews passes on what the programs send until the reader is closed.
+// readNews passes on what the programs send until the reader is closed. One
+// operation may send the same news many times, once for each page table that
+// it empties; what is in the ring together is passed on once, by the last.
 func (m *Monitor) readNews() {
 	var rec ringbuf.Record
+	var last vm.Event
 	for {
 		switch err := m.news.ReadInto(&rec); {
 		case errors.Is(err, os.ErrClosed):
@@ -31,10 +34,21 @@ func (m *Monitor) readNews() {
 			m.SendLost()
 			return
 		}
-		if e, ok := decodeNews(rec.RawSample); ok && !m.scratch.holds(e.Range) {
-			m.Send(e)
+		e, ok := decodeNews(rec.RawSample)
+		if !ok || m.scratch.holds(e.Range) {
+			e = last
 		}
-		m.countLost()
+		if e != last && last != (vm.Event{}) {
+			m.Send(last)
+		}
+		last = e
+		if rec.Remaining == 0 {
+			if last != (vm.Event{}) {
+				m.Send(last)
+			}
+			last = vm.Event{}
+			m.countLost()
+		}
 	}
 }
 
