@@ -157,7 +157,7 @@ func (m *Monitor) remember(r vm.Range, changes uint64) {
 		return
 	}
 	if len(m.armed.list) == cap(m.armed.list) {
-		m.armed.grow(min(2*cap(m.armed.list), m.opt.MaxMappings/2))
+		m.armed.grow(2 * cap(m.armed.list))
 	}
 	if !m.armed.add(r) {
 		m.lost++
@@ -198,13 +198,19 @@ const hugeName = "/anon_hugepage (deleted)"
 func deviceOf(v sys.VMA) uint64 { return uint64(v.Major)<<32 | uint64(v.Minor) }
 
 // window returns what to arm around piece, part of the mapping v, or an error
-// if the mappings are used up.
+// if that would split too many mappings.
 func (m *Monitor) window(piece vm.Range, v sys.VMA) (vm.Range, error) {
+	size := m.opt.Window
+	if size == 0 {
+		if v.Range.Len() <= wholeLimit {
+			return v.Range, nil
+		}
+		size = maxWindow
+	}
 	limit := m.opt.MaxMappings / 2 // a window adds two mappings
 	m.drainMu.Lock()
 	defer m.drainMu.Unlock()
 	used := len(m.armed.list) + m.lost
-	size := m.opt.Window
 	switch {
 	case used > limit/2:
 		size = maxWindow
@@ -212,7 +218,7 @@ func (m *Monitor) window(piece vm.Range, v sys.VMA) (vm.Range, error) {
 		size = min(8*size, maxWindow)
 	}
 	w := piece.RoundOut(max(size, v.PageSize)).Intersect(v.Range)
-	if used >= limit && !m.armed.overlaps(vm.Range{Start: w.Start - min(w.Start, 1), End: w.End + 1}) {
+	if used >= limit && w != v.Range && !m.armed.overlaps(vm.Range{Start: w.Start - min(w.Start, 1), End: w.End + 1}) {
 		return w, fmt.Errorf("%d mappings split already: %w", 2*used, monitor.ErrUncovered)
 	}
 	return w, nil

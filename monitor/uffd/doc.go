@@ -30,9 +30,12 @@
 //
 // # Side effects
 //
-// Arming part of a mapping splits it, so what is armed are windows of 2 MiB or
-// what of that the mapping has; when many are armed they get larger, and from
-// a quarter of vm.max_map_count on nothing more is. An operation on armed
+// Mappings up to 1 GiB are armed as a whole, which splits nothing: a split would
+// make mremap fail across it, and splits count against vm.max_map_count. Larger
+// mappings are armed in windows of 64 MiB, until a quarter of
+// vm.max_map_count is used up. New mappings don't merge with an armed one. What
+// is armed may include neighbours that the kernel merged into the mapping, other
+// users' or the Go runtime's; all that they notice is that an operation on armed
 // memory waits for the reader, some 10 µs. On Linux 6.4 to 6.6 page faults in
 // armed memory take the mmap lock rather than the mapping's. khugepaged leaves
 // armed mappings with holes alone. A forked child's memory isn't armed.

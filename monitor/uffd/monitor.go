@@ -24,10 +24,12 @@ type Options struct {
 	Regions int
 
 	// Window is the alignment of what Cover arms at a time, a power of two
-	// from the page size to 64 MiB. A larger one splits fewer mappings and
-	// makes more of the program's unrelated operations wait for the reader.
-	// Default 2 MiB, the size of a huge page on most machines, so that no huge
-	// page is split. It grows by itself as MaxMappings is used up.
+	// from the page size to 64 MiB; it is clipped to the mapping. Arming part
+	// of a mapping splits it, and mremap(2) fails with EFAULT on a range that
+	// crosses a split. Arming more makes more of the program's unrelated
+	// operations wait for the reader.
+	// Default zero: mappings up to 1 GiB are armed as a whole, so that nothing
+	// is split, larger ones in windows of 64 MiB.
 	Window uintptr
 
 	// MaxMappings is how many mappings Cover may add to the process by
@@ -43,7 +45,8 @@ type Options struct {
 
 const (
 	defaultRegions = 4096
-	defaultWindow  = 2 << 20
+	// wholeLimit is the size up to which a mapping is armed as a whole.
+	wholeLimit = 1 << 30
 	// maxWindow is the size and alignment of the Go heap's arenas on 64-bit
 	// Linux: a window of at most that is either inside one or clear of it.
 	maxWindow = 64 << 20
@@ -61,10 +64,7 @@ func (o *Options) withDefaults() (Options, error) {
 	if opt.Regions <= 0 {
 		opt.Regions = defaultRegions
 	}
-	if opt.Window == 0 {
-		opt.Window = defaultWindow
-	}
-	if w := opt.Window; w&(w-1) != 0 || w < pageSize || w > maxWindow {
+	if w := opt.Window; w != 0 && (w&(w-1) != 0 || w < pageSize || w > maxWindow) {
 		return opt, fmt.Errorf("window of %d bytes: %w", w, unix.EINVAL)
 	}
 	if opt.MaxMappings <= 0 {
@@ -156,7 +156,7 @@ func Open(o *Options) (_ *Monitor, err error) {
 	if features&sys.UFFDFeatureWPHugetlbfsShmem != 0 {
 		m.hugeDev = probeHugeDevice(m.maps)
 	}
-	m.armed.grow(min(armedRoom, opt.MaxMappings/2))
+	m.armed.grow(armedRoom)
 	m.fresh.grow(pendingRoom)
 	m.proving.grow(pendingRoom)
 

@@ -320,16 +320,17 @@ func TestSignals(t *testing.T) {
 func TestSparse(t *testing.T) {
 	for _, c := range []struct {
 		name               string
+		window             uintptr
 		limit, step, pages int
 		all, refused       bool
 	}{
 		// Windows grow until they meet.
-		{"near", 2000, 4 << 20, 3000, true, false},
+		{"near", 2 << 20, 2000, 4 << 20, 3000, true, false},
 		// Windows never meet.
-		{"far", 400, 2 * maxWindow, 400, false, true},
+		{"far", maxWindow, 400, 2 * maxWindow, 400, false, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := open(t, &Options{MaxMappings: c.limit})
+			m := open(t, &Options{MaxMappings: c.limit, Window: c.window})
 			size := uintptr(c.step * c.pages)
 			base := nextPages.Add(size + 1<<30)
 			base = (base - size) &^ (maxWindow - 1)
@@ -361,11 +362,30 @@ func TestSparse(t *testing.T) {
 			must(t, munmap(r))
 			m.table.Quiet()
 			must(t, use(m))
-			if n := len(m.armed.list); n > 8 {
+			m.drainMu.Lock()
+			n := len(m.armed.list)
+			m.drainMu.Unlock()
+			if n > 8 {
 				t.Errorf("%d ranges armed after munmap", n)
 			}
 		})
 	}
+}
+
+// TestWhole: by default arming splits no mapping, so that the program can still
+// do with it what it could before.
+func TestWhole(t *testing.T) {
+	m := open(t, nil)
+	r := mapPages(t, 64)
+	before := countMaps(t)
+	for i := uintptr(1); i < 64; i += 2 {
+		must(t, m.Cover(vm.Range{Start: r.Start + i*pageSize, End: r.Start + (i+1)*pageSize}))
+	}
+	if n := countMaps(t) - before; n > 2 {
+		t.Errorf("%d mappings more", n)
+	}
+	to := mapPages(t, 64)
+	must(t, mremap(r, r.Len(), unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, to.Start))
 }
 
 func countMaps(t *testing.T) int {

@@ -185,7 +185,10 @@ func TestPendingBounded(t *testing.T) {
 			t.Fatalf("page %d: %v, want ErrPending", i, err)
 		}
 	}
-	if n := len(m.fresh.list) + len(m.proving.list); n > 2*pendingRoom {
+	m.drainMu.Lock()
+	n := len(m.fresh.list) + len(m.proving.list)
+	m.drainMu.Unlock()
+	if n > 2*pendingRoom {
 		t.Errorf("%d ranges remembered", n)
 	}
 }
@@ -384,7 +387,9 @@ func BenchmarkCover(b *testing.B) {
 	})
 	b.Run("arm", func(b *testing.B) {
 		for b.Loop() {
+			m.drainMu.Lock()
 			m.armed.clear()
+			m.drainMu.Unlock()
 			must(b, sys.UFFDUnregister(int(m.fd.Load()), r))
 			must(b, m.Cover(r))
 		}
