@@ -196,7 +196,7 @@ func (m *Machine) install(t testing.TB, tb TestBinary) (*binary, error) {
 	if err != nil {
 		return nil, err
 	}
-	guestDir := fmt.Sprintf("/work/%d-%s", n, path.Base(pkg))
+	guestDir := fmt.Sprintf("/tests/%d-%s", n, path.Base(pkg))
 	bin = &binary{pkg: pkg, path: guestDir + "/" + path.Base(pkg) + ".test"}
 	if err := m.putFile(t.Context(), bin.path, host); err != nil {
 		return nil, err
