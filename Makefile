@@ -10,7 +10,7 @@ BIN       := bin
 # they fail).
 APT_MODEL    := spin gcc libc6-dev
 APT_GENERATE := clang llvm
-APT_VM       := qemu-system-x86 busybox-static cpio e2fsprogs kmod
+APT_VM       := qemu-system-x86 busybox-static e2fsprogs
 
 .DEFAULT_GOAL := help
 
