@@ -40,8 +40,18 @@ func openTarget(o *Options, size int64) (_ *target, err error) {
 		}
 		t.path, t.write = f.Name(), f
 		t.name, path = "a temporary file in "+os.TempDir(), f.Name()
-	} else if t.write, err = openNamed(path, o.Force); err != nil {
-		return nil, err
+	} else {
+		_, missing := os.Lstat(path)
+		if t.write, err = openNamed(path, o.Force); err != nil {
+			return nil, err
+		}
+		if errors.Is(missing, os.ErrNotExist) {
+			defer func() {
+				if err != nil {
+					err = errors.Join(err, os.Remove(path))
+				}
+			}()
+		}
 	}
 	if err := t.reserve(size); err != nil {
 		return nil, err

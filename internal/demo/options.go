@@ -53,12 +53,12 @@ var (
 	// ErrNotSupported: there is no device to demonstrate with.
 	ErrNotSupported = errors.New("demo: not supported here")
 	// ErrNotOurs: the file exists and wasn't made by a demo.
-	ErrNotOurs = errors.New("demo: file exists and was not made by the demo")
+	ErrNotOurs = errors.New("demo: file exists, and not from an earlier demo")
 )
 
 // Defaults and limits of the options.
 const (
-	DefaultRounds = 20000
+	DefaultRounds = 12800
 	DefaultBuffer = 4096
 	// MaxRounds and MaxBuffer keep a slip of the finger from running for weeks
 	// or from filling a disk.

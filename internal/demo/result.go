@@ -207,6 +207,9 @@ func (r *Result) aboutNoMonitor() string {
 	}
 }
 
+// fewBlocks is how many are needed to compare times.
+const fewBlocks = 1000
+
 // aboutPindown says in one sentence what pindown did, whatever it was.
 func (r *Result) aboutPindown() string {
 	t := r.Mode(Pindown)
@@ -227,12 +230,17 @@ func (r *Result) aboutPindown() string {
 	case t.Hits == 0 && perUse > 0:
 		return fmt.Sprintf("pindown registered for each use (%s), since monitor %s can't vouch for this memory: no wrong block, and no gain.", strings.Join(causes, ", "), r.Monitor)
 	}
-	s := fmt.Sprintf("With monitor %s pindown wrote every block right, registered for %s of them, and took %.2f of the time of registering per use", r.Monitor, percent(t.Registrations, t.Blocks), t.RatioToPerUse)
+	s := fmt.Sprintf("With monitor %s pindown wrote every block right, and registered for %s of them", r.Monitor, percent(t.Registrations, t.Blocks))
+	if perUse > 0 {
+		s += fmt.Sprintf(" (of these for one use only: %s)", strings.Join(causes, ", "))
+	}
 	switch {
-	case t.RatioToPerUse >= 1:
-		s += ": here that gained nothing, registering is cheap beside this I/O"
-	case perUse > 0:
-		s += fmt.Sprintf(" (registered for one use only: %s)", strings.Join(causes, ", "))
+	case t.Blocks < fewBlocks:
+		s += "; these are too few blocks to compare times"
+	case t.RatioToPerUse < 1:
+		s += fmt.Sprintf(", in %.2f of the time of registering per use", t.RatioToPerUse)
+	default:
+		s += fmt.Sprintf(", but took %.2f of the time of registering per use: it gained nothing here", t.RatioToPerUse)
 	}
 	return s + "."
 }

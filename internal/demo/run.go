@@ -19,7 +19,7 @@ const (
 	poolBuffers = 32
 	poolBytes   = 32 << 20
 	// maxSlices is how often each mode has its turn.
-	maxSlices = 8
+	maxSlices = 4
 	// A buffer is written blocksPerBuffer times or more in a slice, so that
 	// what a cache registers at its start doesn't count for much.
 	blocksPerBuffer = 100
@@ -32,6 +32,7 @@ const (
 // run is the state of Run.
 type run struct {
 	opts    Options
+	dev     *iouring.Device
 	buffers int
 	window  int // batches between two readings
 	file    *target
@@ -53,11 +54,16 @@ func Run(ctx context.Context, o *Options) (_ *Result, err error) {
 		return nil, err
 	}
 	r := &run{opts: o.withDefaults()}
-	limits, name, err := deviceLimits()
-	if err != nil {
+	// One device for all: a ring that is closed gives back what it pinned of
+	// RLIMIT_MEMLOCK some time later only.
+	r.dev, err = iouring.Open(nil)
+	if errors.Is(err, device.ErrNotSupported) {
+		return nil, fmt.Errorf("%w: %w", ErrNotSupported, err)
+	} else if err != nil {
 		return nil, err
 	}
-	if err := r.size(limits); err != nil {
+	defer func() { err = errors.Join(err, r.dev.Close()) }()
+	if err := r.size(r.dev.Limits()); err != nil {
 		return nil, err
 	}
 	if r.file, err = openTarget(&r.opts, int64(r.window)*r.batchBytes()); err != nil {
@@ -70,7 +76,7 @@ func Run(ctx context.Context, o *Options) (_ *Result, err error) {
 	}
 	defer func() { err = errors.Join(err, os.NewSyscallError("munmap", unix.Munmap(r.back))) }()
 	r.res = &Result{
-		Device: name, Rounds: r.opts.Rounds, Churn: r.opts.Churn.String(),
+		Device: r.dev.Name(), Rounds: r.opts.Rounds, Churn: r.opts.Churn.String(),
 		Buffer: r.opts.Buffer, Buffers: r.buffers, Seed: r.opts.Seed,
 		File: r.file.name, FileSystem: r.file.fs, Direct: r.file.direct, io: r.file.io(),
 	}
@@ -81,15 +87,6 @@ func Run(ctx context.Context, o *Options) (_ *Result, err error) {
 	}
 	r.res.conclude(totals)
 	return r.res, nil
-}
-
-// deviceLimits asks for what this process may pin.
-func deviceLimits() (device.Limits, string, error) {
-	dev, err := iouring.Open(nil)
-	if err != nil {
-		return device.Limits{}, "", unsupported(err)
-	}
-	return dev.Limits(), dev.Name(), dev.Close()
 }
 
 // batchBytes is what one write of each buffer takes in the file.

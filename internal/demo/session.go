@@ -26,8 +26,8 @@ type registrar interface {
 	finish(t *Totals) error
 }
 
-// session is one slice of one mode: a pool, a ring, and whatever the mode puts
-// between them.
+// session is one slice of one mode: a pool, and whatever the mode puts between it and
+// the ring.
 type session struct {
 	mode Mode
 	dev  *iouring.Device
@@ -45,7 +45,7 @@ type session struct {
 // openSession opens everything that a slice needs. Nothing here is timed.
 func openSession(r *run, m Mode, seed uint64, totals *Totals) (_ *session, err error) {
 	s := &session{
-		mode: m, file: r.file, how: r.opts.Churn, totals: totals,
+		mode: m, dev: r.dev, file: r.file, how: r.opts.Churn, totals: totals,
 		rng:    rand.New(rand.NewPCG(r.opts.Seed, seed)),
 		done:   make([]iouring.Completion, r.buffers),
 		victim: make([]int, r.buffers),
@@ -58,25 +58,14 @@ func openSession(r *run, m Mode, seed uint64, totals *Totals) (_ *session, err e
 	for i := range s.victim {
 		s.victim[i] = i
 	}
-	if s.dev, err = iouring.Open(nil); err != nil {
-		return nil, unsupported(err)
-	}
 	if s.pool, err = newPool(r.buffers, uintptr(r.opts.Buffer)); err != nil {
 		return nil, err
 	}
-	s.reg, err = r.registrar(m, s.dev)
+	s.reg, err = r.registrar(m)
 	return s, err
 }
 
-// unsupported marks errors of opening the device.
-func unsupported(err error) error {
-	if errors.Is(err, device.ErrNotSupported) {
-		return fmt.Errorf("%w: %w", ErrNotSupported, err)
-	}
-	return err
-}
-
-func (r *run) registrar(m Mode, dev *iouring.Device) (registrar, error) {
+func (r *run) registrar(m Mode) (registrar, error) {
 	switch m {
 	case NoMonitor:
 		// A monitor that is told nothing: the cache of a program that
@@ -85,10 +74,10 @@ func (r *run) registrar(m Mode, dev *iouring.Device) (registrar, error) {
 		if err != nil {
 			return nil, err
 		}
-		return r.cached(dev, &pindown.Options{Monitor: mon}, mon.Close)
+		return r.cached(&pindown.Options{Monitor: mon}, mon.Close)
 	case Pindown:
 		if r.opts.Monitor == nil {
-			c, err := r.cached(dev, nil, nil)
+			c, err := r.cached(nil, nil)
 			if err == nil {
 				r.res.Monitor, r.res.Reason = c.cache.Monitor(), c.cache.Reason()
 			}
@@ -97,12 +86,12 @@ func (r *run) registrar(m Mode, dev *iouring.Device) (registrar, error) {
 		mon, reason := r.opts.Monitor()
 		if mon == nil {
 			r.res.Monitor, r.res.Reason = "none", reason
-			return &perUse{dev: dev, regs: make([]device.Registration, r.buffers)}, nil
+			return &perUse{dev: r.dev, regs: make([]device.Registration, r.buffers)}, nil
 		}
 		r.res.Monitor = mon.Name()
-		return r.cached(dev, &pindown.Options{Monitor: mon}, mon.Close)
+		return r.cached(&pindown.Options{Monitor: mon}, mon.Close)
 	case PerUse:
-		return &perUse{dev: dev, regs: make([]device.Registration, r.buffers)}, nil
+		return &perUse{dev: r.dev, regs: make([]device.Registration, r.buffers)}, nil
 	default:
 		return unregistered{}, nil
 	}
@@ -182,11 +171,8 @@ func (s *session) close() error {
 	if s.reg != nil {
 		errs = append(errs, s.reg.finish(s.totals))
 	}
-	if s.dev != nil {
-		if n := s.dev.Live(); n > 0 && errors.Join(errs...) == nil {
-			errs = append(errs, fmt.Errorf("mode %v left %d registrations", s.mode, n))
-		}
-		errs = append(errs, s.dev.Close())
+	if n := s.dev.Live(); n > 0 && errors.Join(errs...) == nil {
+		errs = append(errs, fmt.Errorf("%d registrations are left", n))
 	}
 	if s.pool != nil {
 		errs = append(errs, s.pool.close())
@@ -202,8 +188,8 @@ type cached struct {
 	after   func() error
 }
 
-func (r *run) cached(dev device.Device, o *pindown.Options, after func() error) (*cached, error) {
-	cache, err := pindown.New(dev, o)
+func (r *run) cached(o *pindown.Options, after func() error) (*cached, error) {
+	cache, err := pindown.New(r.dev, o)
 	if err != nil {
 		if after != nil {
 			err = errors.Join(err, after())
