@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 )
 
 func main() { os.Exit(run()) }
@@ -18,8 +19,9 @@ func main() { os.Exit(run()) }
 func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	// A second signal ends the program at once.
-	context.AfterFunc(ctx, stop)
+	// A signal that comes later, when nothing seems to happen, ends the program
+	// at once. (Not one that comes with the first, as timeout(1) sends it.)
+	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, stop) })
 	root := NewRootCommand()
 	err := root.ExecuteContext(ctx)
 	if err != nil {

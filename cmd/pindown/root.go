@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/pindown/pindown/device"
 	"github.com/pindown/pindown/internal/demo"
 )
 
@@ -86,10 +87,15 @@ func message(ctx context.Context, err error) string {
 		return "interrupted"
 	}
 	s := err.Error()
-	for _, e := range []error{demo.ErrOptions, demo.ErrNotSupported} {
-		if rest, ok := strings.CutPrefix(s, e.Error()+": "); ok && errors.Is(e, demo.ErrOptions) {
-			s = rest
-		}
+	switch {
+	case errors.Is(err, demo.ErrOptions):
+		return strings.TrimPrefix(s, demo.ErrOptions.Error()+": ")
+	case errors.Is(err, demo.ErrNotSupported):
+		// The layers below say the same in their own words.
+		s = strings.TrimPrefix(s, demo.ErrNotSupported.Error()+": ")
+		return "not supported here: " + strings.ReplaceAll(s, device.ErrNotSupported.Error()+": ", "")
+	case errors.Is(err, demo.ErrNotOurs):
+		return s + "; --force overwrites it"
 	}
 	return s
 }
