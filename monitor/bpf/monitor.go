@@ -219,7 +219,8 @@ func tryLoad(kernel *btf.Spec, mode Mode, mm uint64, bits, newsBytes int, canPro
 	}
 	spec.Maps["table"].MaxEntries = uint32(epoch.Size(bits) / int(spec.Maps["table"].ValueSize))
 	spec.Maps["news"].MaxEntries = uint32(newsBytes)
-	set := map[string]any{"target_mm": mm, "bucket_shift": uint32(64 - bits), "can_probe": boolean(canProbe)}
+	set := map[string]any{"target_mm": mm, "bucket_shift": uint32(64 - bits), "can_probe": boolean(canProbe),
+		"page_size": uint64(os.Getpagesize())}
 	switch mode {
 	case ModeFunctions:
 		found, err := targets(kernel)

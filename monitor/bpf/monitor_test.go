@@ -2,8 +2,10 @@ package bpf
 
 import (
 	"errors"
+	"os"
 	"runtime"
 	"runtime/debug"
+	"strconv"
 	"testing"
 	"time"
 
@@ -28,7 +30,11 @@ func TestConformance(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode Mode) {
 		mustOpen(t, Options{Mode: mode})
 		o := &monitortest.Options{
-			Require: []vm.Mapping{vm.MappingAnonPrivate, vm.MappingGoHeap, vm.MappingBrk, vm.MappingTHP},
+			Require: []vm.Mapping{vm.MappingAnonPrivate, vm.MappingGoHeap, vm.MappingTHP},
+		}
+		if inVM() {
+			// Elsewhere a libc, linked in for the race detector, may own the break.
+			o.Require = append(o.Require, vm.MappingBrk)
 		}
 		if mode == ModeFunctions {
 			o.Require = append(o.Require, vm.MappingAnonShared, vm.MappingMemfd, vm.MappingFilePrivate,
@@ -214,9 +220,15 @@ func TestQuiet(t *testing.T) {
 
 // Memory that the Go runtime gave back and got again.
 func TestGoHeap(t *testing.T) {
-	rounds := 10_000
+	rounds := 1500
 	if testing.Short() || inVM() {
 		rounds = 300
+	}
+	if s := os.Getenv("PINDOWN_BPF_ROUNDS"); s != "" {
+		var err error
+		if rounds, err = strconv.Atoi(s); err != nil {
+			t.Fatalf("PINDOWN_BPF_ROUNDS: %v", err)
+		}
 	}
 	eachMode(t, func(t *testing.T, mode Mode) {
 		for _, procs := range []int{1, 2} {

@@ -42,6 +42,7 @@ const (
 	programVarLockHasPath = "lock_has_path"
 	programVarNewsLost    = "news_lost"
 	programVarOldBrk      = "old_brk"
+	programVarPageSize    = "page_size"
 	programVarTargetMm    = "target_mm"
 )
 
@@ -125,6 +126,7 @@ type programVariableSpecs struct {
 	LockHasPath *ebpf.VariableSpec `ebpf:"lock_has_path"`
 	NewsLost    *ebpf.VariableSpec `ebpf:"news_lost"`
 	OldBrk      *ebpf.VariableSpec `ebpf:"old_brk"`
+	PageSize    *ebpf.VariableSpec `ebpf:"page_size"`
 	TargetMm    *ebpf.VariableSpec `ebpf:"target_mm"`
 }
 
@@ -170,6 +172,7 @@ type programVariables struct {
 	LockHasPath *ebpf.Variable `ebpf:"lock_has_path"`
 	NewsLost    *ebpf.Variable `ebpf:"news_lost"`
 	OldBrk      *ebpf.Variable `ebpf:"old_brk"`
+	PageSize    *ebpf.Variable `ebpf:"page_size"`
 	TargetMm    *ebpf.Variable `ebpf:"target_mm"`
 }
 

@@ -164,6 +164,7 @@ struct pt_regs {
 
 #define MAP_FIXED 0x10
 #define MREMAP_FIXED 2
+#define MREMAP_DONTUNMAP 4
 #define SHM_REMAP 040000
 
 #define MADV_NORMAL 0

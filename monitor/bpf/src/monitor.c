@@ -13,6 +13,9 @@ volatile const u32 can_probe = 1;
 /* mmap_lock's tracepoints have the memory cgroup's path as second argument (before Linux 6.14). */
 volatile const u32 lock_has_path = 0;
 
+/* The kernel rounds to its pages, which on arm64 may be larger than the table's. */
+volatile const u64 page_size = 4096;
+
 /* What identify found. */
 u64 current_mm;
 /* News that found the ring full. */
@@ -49,17 +52,27 @@ __noinline int record_range(u64 start, u64 end, s32 nr, u32 arg)
 	return 0;
 }
 
+static __inline_always u64 page_down(u64 n)
+{
+	return n & ~(page_size - 1);
+}
+
+static __inline_always u64 page_up(u64 n)
+{
+	return page_down(n + page_size - 1);
+}
+
 static __inline_always void record(struct op *op)
 {
-	record_range(op->start, op->end, op->nr, op->arg);
+	record_range(page_down(op->start), page_up(op->end), op->nr, op->arg);
 	if (op->start2 != op->end2)
-		record_range(op->start2, op->end2, op->nr, op->arg);
+		record_range(page_down(op->start2), page_up(op->end2), op->nr, op->arg);
 }
 
 static __inline_always void whole(struct op *op)
 {
 	op->start = 0;
-	op->end = ~0ULL;
+	op->end = MAX_PAGE << PINDOWN_EPOCH_PAGE_SHIFT;
 }
 
 /* Advice that replaces no page that is pinned. */
@@ -105,15 +118,22 @@ static __inline_always int classify(struct op *op, struct pt_regs *regs, struct 
 	case NR_mmap:
 		op->arg = SYSCALL_ARG4(regs);
 		return at == AT_LOCK && op->arg & MAP_FIXED;
-	case NR_mremap:
+	case NR_mremap: {
+		u64 old_len = page_up(len), new_len = page_up(SYSCALL_ARG3(regs));
+
 		if (at != AT_LOCK)
 			return 0;
 		op->arg = SYSCALL_ARG4(regs);
+		op->end = addr + old_len;
 		if (op->arg & MREMAP_FIXED) {
 			op->start2 = SYSCALL_ARG5(regs);
-			op->end2 = op->start2 + SYSCALL_ARG3(regs);
+			op->end2 = op->start2 + new_len;
+		} else if (new_len && new_len <= old_len && !(op->arg & MREMAP_DONTUNMAP)) {
+			/* It stays where it is and loses its tail. */
+			op->start = addr + new_len;
 		}
 		return 1;
+	}
 	case NR_madvise:
 		op->arg = SYSCALL_ARG3(regs);
 		return at == AT_ZAP && !harmless_advice(op->arg);
@@ -127,8 +147,8 @@ static __inline_always int classify(struct op *op, struct pt_regs *regs, struct 
 		/* brk sets the new break before it unmaps. */
 		if (write && mm->brk > addr)
 			old_brk = mm->brk;
-		op->start = (addr + 4095) & ~4095ULL;
-		op->end = (old_brk + 4095) & ~4095ULL;
+		op->start = page_up(addr);
+		op->end = page_up(old_brk);
 		return addr != 0 && op->start < op->end;
 	case NR_shmat:
 		op->arg = SYSCALL_ARG3(regs);
