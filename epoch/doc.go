@@ -32,7 +32,7 @@
 //
 // All methods may be called from many goroutines. Touch, Stamp, Take, Check
 // and Word take no lock and allocate nothing. Watch and Unwatch take the
-// table's mutex, which is held for well under a microsecond and by nothing
+// table's mutex, which is held for about a microsecond at most and by nothing
 // else but Stats. A [Watch] belongs to whoever made it: it must not be
 // unwatched while it is stamped.
 //

@@ -285,6 +285,38 @@ func TestAgainstNaiveModel(t *testing.T) {
 						lo := rapid.Uint64Range(max(e.exact.lo, 1)-1, e.exact.hi).Draw(rt, "lo")
 						m.touch(rt, pages(lo, rapid.Uint64Range(1, 3).Draw(rt, "n")))
 					},
+					"touch between": func(rt *rapid.T) {
+						if len(m.entries) < 2 {
+							rt.Skip("no two ranges are watched")
+						}
+						// From around one range to around another: both ends
+						// are in blocks with interest.
+						var at [2]uint64
+						for i := range at {
+							e := m.entries[rapid.IntRange(0, len(m.entries)-1).Draw(rt, "entry")]
+							at[i] = rapid.Uint64Range(max(e.exact.lo, 1)-1, e.exact.hi+1).Draw(rt, "page")
+						}
+						lo, hi := min(at[0], at[1]), max(at[0], at[1])
+						m.touch(rt, pages(lo, hi-lo))
+					},
+					"touch beside": func(rt *rapid.T) {
+						if len(m.entries) == 0 {
+							rt.Skip("nothing is watched")
+						}
+						// Reaches to a page before, at or after one of the ends
+						// of a range or of one of its blocks.
+						e := m.entries[rapid.IntRange(0, len(m.entries)-1).Draw(rt, "entry")]
+						s := rapid.SampledFrom(append([]span{e.exact}, e.covered...)).Draw(rt, "span")
+						far := rapid.Uint64Range(1, 40).Draw(rt, "far") << (FanoutShift * rapid.IntRange(0, 4).Draw(rt, "level"))
+						near := rapid.Uint64Range(0, 2).Draw(rt, "near")
+						if rapid.Bool().Draw(rt, "below") {
+							hi := max(s.lo+near, 2) - 1
+							m.touch(rt, pages(hi-min(hi, far), min(hi, far)))
+						} else {
+							lo := max(s.hi+near, 2) - 1
+							m.touch(rt, pages(lo-1, far))
+						}
+					},
 				})
 				for len(m.entries) > 0 {
 					m.unwatch(rt, len(m.entries)-1)
@@ -342,6 +374,7 @@ func TestTouchEdges(t *testing.T) {
 		{"op across the top", vm.Range{Start: top, End: MaxAddress}, vm.Range{Start: top, End: math.MaxUint64}, true},
 		{"op whose end wrapped", vm.Range{Start: top, End: MaxAddress}, vm.Range{Start: 4096, End: 0}, true},
 		{"op whose end wrapped, below it", vm.Range{Start: 0, End: 4096}, vm.Range{Start: 4096, End: 0}, false},
+		{"op that is inverted", vm.Range{Start: top, End: MaxAddress}, vm.Range{Start: 8192, End: 4096}, true},
 		{"whole, one page", vm.Range{Start: 0, End: MaxAddress}, vm.Range{Start: top, End: MaxAddress}, true},
 		{"one page, whole", vm.Range{Start: top, End: MaxAddress}, vm.Range{Start: 0, End: MaxAddress}, true},
 		{"whole, whole", vm.Range{Start: 0, End: MaxAddress}, vm.Range{Start: 0, End: MaxAddress}, true},
