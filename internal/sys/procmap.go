@@ -115,7 +115,7 @@ func (m *Maps) At(addr uintptr) (VMA, error) {
 		return v, nil
 	case unix.ENOENT:
 		return VMA{}, fmt.Errorf("mapping at %#x: %w", addr, ErrNoVMA)
-	case unix.ENOTTY, unix.EINVAL:
+	case unix.ENOTTY, unix.EINVAL, unix.ENOSYS:
 		m.text = true
 		return m.scan(addr)
 	}

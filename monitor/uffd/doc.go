@@ -36,7 +36,7 @@
 // vm.max_map_count is used up. New mappings don't merge with an armed one. What
 // is armed may include neighbours that the kernel merged into the mapping, other
 // users' or the Go runtime's; all that they notice is that an operation on armed
-// memory waits for the reader, some 10 µs. On Linux 6.4 to 6.6 page faults in
+// memory waits for the reader (a MADV_DONTNEED of 1.4 µs takes 6.4 µs). On Linux 6.4 to 6.6 page faults in
 // armed memory take the mmap lock rather than the mapping's. khugepaged leaves
 // armed mappings with holes alone. A forked child's memory isn't armed.
 //
@@ -77,10 +77,31 @@
 // The thread keeps the credentials of the moment it was started. A program that
 // drops privileges should do so before Open.
 //
+// # The window that HitCheck closes
+//
+// The kernel queues the event of a munmap after it dropped the mmap lock. So
+// another thread can map the address anew and hit the old registration while
+// the event isn't read, with nothing on record and nobody busy. TestWindow shows
+// it step by step; TestWindowRate, where one thread unmaps and another maps the
+// same address and hits at once, was served the stale registration in 326 of
+// 2000 rounds without the check and in none with it. The check is one system
+// call that takes no lock: 1.3 µs where getppid(2) takes 1.1 µs.
+//
+// # Removals
+//
+// The event of MADV_DONTNEED and MADV_FREE comes before the pages go. What is
+// recorded of them stays pending until every thread was seen outside of
+// madvise; until then Cover of the range returns monitor.ErrPending. In
+// TestRemoveRace, which registers during the call, 26 of 2000 registrations
+// held pages that went afterwards without the rule, and none with it, at the
+// price of 64 refused. The proof takes some 8 µs a thread, once per
+// registration of a range with a removal since the last proof; Cover of an
+// armed range with nothing pending takes 60 ns.
+//
 // # The Go heap
 //
 // By default it isn't armed: the scavenger's every madvise would wait for the
-// reader. Whether memory is the Go heap's is found with runtime.Pinner, checked
+// reader. With Options.ArmGoHeap it is, and is seen like any other memory. Whether memory is the Go heap's is found with runtime.Pinner, checked
 // at Open against known memory.
 //
 // # Lock order

@@ -40,7 +40,7 @@ func (h *goHeap) init() error {
 	runtime.KeepAlive(small)
 	runtime.KeepAlive(large)
 	if !ok || !ok2 || !ok3 || !inSmall || !inLarge || inPage {
-		return fmt.Errorf("Go heap can't be told from other memory with %s: %w", runtime.Version(), monitor.ErrNotSupported)
+		return fmt.Errorf("the Go heap can't be told from other memory with %s: %w", runtime.Version(), monitor.ErrNotSupported)
 	}
 	return nil
 }

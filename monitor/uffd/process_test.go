@@ -471,8 +471,7 @@ func TestGoHeapArmed(t *testing.T) {
 				continue
 			}
 			must(t, err)
-			runtime.KeepAlive(b)
-			b = nil
+			runtime.KeepAlive(b) // and no longer
 			freeOSMemory()
 			if present(t, r) {
 				continue // not given back

@@ -334,7 +334,7 @@ func TestOverflow(t *testing.T) {
 	defer feed.Close()
 	// Nobody drains.
 	m.drainMu.Lock()
-	for i := uintptr(0); i < 2*ringSize; i++ {
+	for i := range uintptr(2 * ringSize) {
 		at := r.Start + i*pageSize
 		must(t, munmap(vm.Range{Start: at, End: at + pageSize}))
 	}

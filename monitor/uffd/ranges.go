@@ -45,6 +45,9 @@ func (s *ranges) overlaps(r vm.Range) bool {
 // add adds r, merged with what it overlaps or touches. It returns false, and
 // adds nothing, if there is no room.
 func (s *ranges) add(r vm.Range) bool {
+	if r.Empty() {
+		return true
+	}
 	i := s.search(r.Start)
 	if i > 0 && s.list[i-1].End == r.Start {
 		i--

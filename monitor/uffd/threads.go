@@ -49,7 +49,7 @@ func (i *threadInspector) quiescent() bool {
 	if err != nil {
 		return false
 	}
-	defer unix.Close(task)
+	defer func() { _ = unix.Close(task) }()
 	self := unix.Gettid()
 	for range 3 {
 		before, err := listThreads(task)
@@ -175,7 +175,7 @@ func readTask(task, tid int, file string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer unix.Close(fd)
+	defer func() { _ = unix.Close(fd) }()
 	buf := make([]byte, 4096)
 	n, err := unix.Read(fd, buf)
 	if err != nil {
