@@ -68,6 +68,7 @@ type model struct {
 }
 
 func newModel(tb testing.TB, bucketBits int) *model {
+	tb.Helper()
 	t := newTestTable(tb, bucketBits)
 	n := len(t.buckets) * bucketSlots
 	return &model{t: t, self: make([]uint64, n), below: make([]uint64, n)}

@@ -44,7 +44,7 @@ type scene struct {
 	page int
 
 	inFlight, uncacheable bool
-	touches, opSteps      int
+	opSteps               int
 
 	watch      Watch
 	word       Word
@@ -161,6 +161,9 @@ func schedules(w, r, h int, prefix []byte, yield func([]byte)) {
 }
 
 func TestEveryInterleaving(t *testing.T) {
+	if raceEnabled {
+		t.Skip("one goroutine: nothing for the race detector")
+	}
 	right := []string{stepWatch, stepWord, stepStamp, stepCover, stepPin}
 	both := []string{stepAnnounce, stepTouch, stepChange, stepTouch, stepWithdraw}
 	plain := []string{stepTouch, stepChange, stepTouch}

@@ -62,6 +62,9 @@ var placements = []struct {
 // regions that they are meant for, and measures how often an operation on
 // somebody else's memory invalidates a region.
 func TestFullTableRates(t *testing.T) {
+	if raceEnabled {
+		t.Skip("one goroutine: nothing for the race detector")
+	}
 	type fill struct{ limit, n int }
 	fills := []fill{{16384, 4096}, {16384, 16384}, {100000, 100000}}
 	if testing.Short() {

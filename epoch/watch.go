@@ -3,6 +3,7 @@ package epoch
 import (
 	"fmt"
 	"math/bits"
+	"slices"
 
 	"github.com/pindown/pindown/vm"
 )
@@ -191,12 +192,13 @@ func (t *Table) watch(w *Watch, r vm.Range, limit uint64) error {
 			wide = 0
 		} else {
 			// Whatever else of this range lies in there is watched with it.
-			for n := len(slots) - 1; n >= 0; n-- {
-				b, i := t.slot(slots[n] &^ pageSlot)
+			for n, marked := range slices.Backward(slots) {
+				slot := marked &^ pageSlot
+				b, i := t.slot(slot)
 				if !within(b.tag[i].Load(), wide) {
 					break
 				}
-				t.unwant(slots[n] &^ pageSlot)
+				t.unwant(slot)
 				slots = slots[:n]
 			}
 		}
