@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -225,8 +224,8 @@ func fsName(f *os.File) string {
 	if err := retryIntr(func() error { return unix.Fstatfs(int(f.Fd()), &st) }); err != nil {
 		return "unknown"
 	}
-	if name, ok := fsNames[int64(st.Type)]; ok {
+	if name, ok := fsNames[st.Type]; ok {
 		return name
 	}
-	return strings.ToLower(fmt.Sprintf("%#x", int64(st.Type)))
+	return fmt.Sprintf("%#x", st.Type)
 }

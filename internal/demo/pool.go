@@ -64,8 +64,9 @@ func (p *pool) renew(i int, how Churn, rng *rand.Rand) error {
 			return err
 		}
 		return p.moveOnto(i)
+	default:
+		return nil
 	}
-	return nil
 }
 
 // unmap unmaps buffer i and maps it again at the same address. Should another

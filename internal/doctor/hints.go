@@ -9,8 +9,9 @@ func (r *Report) monitorHint(t trial, reason string) string {
 	seccomp := r.Privileges.Seccomp == "filter"
 	switch t.name {
 	case "bpf":
+		mayLoad := r.Privileges.can("CAP_SYS_ADMIN") || r.Privileges.can("CAP_BPF") && r.Privileges.can("CAP_PERFMON")
 		switch {
-		case !r.Privileges.can("CAP_SYS_ADMIN") && !(r.Privileges.can("CAP_BPF") && r.Privileges.can("CAP_PERFMON")):
+		case !mayLoad:
 			hint := "run as root, or give the program CAP_BPF and CAP_PERFMON (setcap cap_bpf,cap_perfmon+ep PROGRAM, or AmbientCapabilities= of its unit)"
 			if r.Privileges.NoNewPrivs {
 				hint += "; setcap has no effect under no_new_privs"
