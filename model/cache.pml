@@ -278,7 +278,6 @@ find:	if
 	goto find;
 
 register:
-	/* A dropped entry's interest goes sooner or later, or not yet at all. */
 #ifdef UNWATCH
 	if
 	:: owed > 0 -> owed--; watch(-1)
