@@ -311,6 +311,11 @@ func (c *Cache) register(ctx context.Context, r Range, access Access) (*entry, P
 	if err := c.table.Watch(&e.watch, r); err != nil {
 		return nil, PerUseUncovered, nil //nolint:nilerr // beyond the table's reach: per use
 	}
+	if c.hitCheck != nil {
+		// Not needed for what is right, but whoever asks brings the record up
+		// to date, and Take needn't wait for it.
+		c.awaitHitCheck()
+	}
 	word, stamp := c.table.Take(&e.watch)
 	if err := c.opts.Monitor.Cover(r); err != nil {
 		c.table.Unwatch(&e.watch)

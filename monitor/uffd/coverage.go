@@ -42,3 +42,8 @@ func Coverage() monitor.Coverage {
 	}
 	return c
 }
+
+// BlindTo implements [monitor.Blinded]: the cells of Coverage that are blind.
+func (m *Monitor) BlindTo() []monitor.Cell { return Coverage().Blind() }
+
+var _ monitor.Blinded = (*Monitor)(nil)
