@@ -146,14 +146,14 @@ func TestStuckTrial(t *testing.T) {
 	block := make(chan struct{})
 	defer close(block)
 	stuck := trial{name: "stuck", run: func(context.Context) Finding { <-block; return Finding{Usable: true} }}
-	o := Options{Timeout: time.Millisecond}
+	// Goroutines that are given up go on using their options.
+	o := &Options{Timeout: time.Millisecond}
 	if f := o.examine(t.Context(), stuck); f.Usable || !strings.Contains(f.Reason, "the trial hangs") {
 		t.Errorf("in this process: %+v", f)
 	}
-	o.Command = func(ctx context.Context, _ string) *exec.Cmd {
+	o = &Options{Timeout: 50 * time.Millisecond, Command: func(ctx context.Context, _ string) *exec.Cmd {
 		return exec.CommandContext(ctx, "/bin/sh", "-c", "while :; do :; done")
-	}
-	o.Timeout = 50 * time.Millisecond
+	}}
 	if f := o.examine(t.Context(), stuck); f.Usable || !strings.Contains(f.Reason, "the trial hangs") {
 		t.Errorf("in another process: %+v", f)
 	}
