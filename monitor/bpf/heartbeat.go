@@ -33,9 +33,6 @@ func newScratch() (*scratch, error) {
 	return &scratch{page: page, r: vm.Range{Start: addr, End: addr + 2*page}}, nil
 }
 
-// holds reports whether r is news of the heartbeat's own making.
-func (s *scratch) holds(r vm.Range) bool { return s.r.Contains(r) }
-
 func (s *scratch) release() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -46,10 +43,52 @@ func (s *scratch) release() error {
 	return munmap(s.r)
 }
 
-// beat carries out one operation for each way in which the kernel changes a
-// mapping, and returns a wrapped ErrBlind if one isn't on record when it
-// returns. Each must be recorded at least twice, before and after; a page that
-// leaves the page tables in system-call mode, under their lock, once.
+// tries are the ways in which the kernel changes a mapping, tried on the first
+// scratch page, with where each must be seen: at places 0 to 2 of src/monitor.c.
+func (m *Monitor) tries() []try {
+	s := m.scratch
+	a := vm.Range{Start: s.r.Start, End: s.r.Start + s.page}
+	both := [places]bool{true, true}
+	zapped, replaced := both, both
+	if m.mode == ModeSyscalls {
+		zapped, replaced = [places]bool{true}, [places]bool{false, true, true}
+	}
+	return []try{
+		{"madvise", zapped, func() error {
+			poke(a.Start)
+			return madvise(a, unix.MADV_DONTNEED)
+		}},
+		// The page isn't there any more: only the mapping is replaced.
+		{"mmap", replaced, func() error {
+			_, err := mmap(a.Start, s.page, unix.MAP_FIXED)
+			return err
+		}},
+		// DONTUNMAP (Linux 5.7) leaves no hole that another thread could fill.
+		{"mremap", replaced, func() error {
+			poke(a.Start)
+			return mremap(a, a.End)
+		}},
+	}
+}
+
+// places is the number of places where an operation may be seen.
+const places = 3
+
+type try struct {
+	name string
+	at   [places]bool
+	do   func() error
+}
+
+func (t *try) run() error {
+	if err := t.do(); err != nil {
+		return fmt.Errorf("try %s: %w", t.name, err)
+	}
+	return nil
+}
+
+// beat makes sure that the programs see operations. It returns a wrapped
+// ErrBlind if one isn't seen by the time that it returns.
 func (m *Monitor) beat() error {
 	s := m.scratch
 	s.mu.Lock()
@@ -57,44 +96,48 @@ func (m *Monitor) beat() error {
 	if s.gone {
 		return nil
 	}
-	a := vm.Range{Start: s.r.Start, End: s.r.Start + s.page}
-	b := vm.Range{Start: a.End, End: s.r.End}
+	for _, t := range m.tries() {
+		var before, after [places]uint64
+		if err := m.probed.Get(&before); err != nil {
+			return fmt.Errorf("read probed: %w", err)
+		}
+		if err := t.run(); err != nil {
+			return err
+		}
+		if err := m.probed.Get(&after); err != nil {
+			return fmt.Errorf("read probed: %w", err)
+		}
+		for i := range places {
+			if t.at[i] && before[i] == after[i] {
+				return fmt.Errorf("%s at place %d: %w", t.name, i, ErrBlind)
+			}
+		}
+	}
+	return nil
+}
+
+// tryTouches makes sure that what the programs see reaches the table. It is
+// for the start: it adds to the table's interest for a moment.
+func (m *Monitor) tryTouches() error {
+	s := m.scratch
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	var w epoch.Watch
-	if err := m.table.Watch(&w, a); err != nil {
+	if err := m.table.Watch(&w, vm.Range{Start: s.r.Start, End: s.r.Start + s.page}); err != nil {
 		return err
 	}
 	defer m.table.Unwatch(&w)
-
-	zapped := uint64(2)
-	if m.mode == ModeSyscalls {
-		zapped = 1
-	}
-	for _, op := range []struct {
-		name    string
-		do      func() error
-		touches uint64
-	}{
-		{"madvise", func() error {
-			poke(a.Start)
-			return madvise(a, unix.MADV_DONTNEED)
-		}, zapped},
-		// The page isn't there any more: only the mapping is replaced.
-		{"mmap", func() error {
-			_, err := mmap(a.Start, s.page, unix.MAP_FIXED)
-			return err
-		}, 2},
-		// DONTUNMAP (Linux 5.7) leaves no hole that another thread could fill.
-		{"mremap", func() error {
-			poke(a.Start)
-			return mremap(a, b.Start)
-		}, 2},
-	} {
+	for _, t := range m.tries() {
 		before := m.table.Stamp(&w)
-		if err := op.do(); err != nil {
-			return fmt.Errorf("try %s: %w", op.name, err)
+		if err := t.run(); err != nil {
+			return err
 		}
-		if got := m.table.Stamp(&w) - before; got < op.touches {
-			return fmt.Errorf("%s recorded %d times of %d: %w", op.name, got, op.touches, ErrBlind)
+		var want uint64
+		for _, at := range t.at {
+			want += uint64(boolean(at))
+		}
+		if got := m.table.Stamp(&w) - before; got < want {
+			return fmt.Errorf("%s recorded %d times of %d: %w", t.name, got, want, ErrBlind)
 		}
 	}
 	return nil

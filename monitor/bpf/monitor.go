@@ -39,6 +39,7 @@ type Monitor struct {
 
 	scratch   *scratch
 	newsLost  *ebpf.Variable
+	probed    *ebpf.Variable
 	stop      chan struct{}
 	wg        sync.WaitGroup
 	beats     atomic.Uint64
@@ -96,31 +97,32 @@ func open(mode Mode, o *Options) (*Monitor, error) {
 
 // start loads, attaches and tries the programs.
 func (m *Monitor) start(o *Options) error {
-	kernel, err := btf.LoadKernelSpec()
-	if err != nil {
+	// Reading the kernel's types takes longest of all; once is enough.
+	cache := btf.NewCache()
+	if _, err := cache.Kernel(); err != nil {
 		return fmt.Errorf("load kernel's BTF: %w: %w", err, monitor.ErrNotSupported)
 	}
-	mm, err := identify(kernel)
+	mm, err := identify(cache)
 	if err != nil {
 		return err
 	}
 	bits := epoch.BucketBitsFor(o.Regions)
-	if m.coll, err = load(kernel, m.mode, mm, bits, o.NewsBytes); err != nil {
+	if m.scratch, err = newScratch(); err != nil {
+		return err
+	}
+	if m.coll, err = load(cache, &program{
+		mode: m.mode, mm: mm, probe: m.scratch.r.Start, bits: bits, newsBytes: o.NewsBytes, canProbe: true,
+	}); err != nil {
 		return err
 	}
 	if m.table, err = mapTable(m.coll.Maps["table"], bits); err != nil {
 		return err
 	}
-	if m.newsLost = m.coll.Variables["news_lost"]; m.newsLost == nil {
-		return fmt.Errorf("load programs: no variable news_lost: %w", monitor.ErrNotSupported)
-	}
+	m.newsLost, m.probed = m.coll.Variables["news_lost"], m.coll.Variables["probed"]
 	if m.mode == ModeSyscalls {
 		if m.maps, err = sys.OpenMaps(); err != nil {
 			return fmt.Errorf("open maps: %w", err)
 		}
-	}
-	if m.scratch, err = newScratch(); err != nil {
-		return err
 	}
 	if m.news, err = ringbuf.NewReader(m.coll.Maps["news"]); err != nil {
 		return fmt.Errorf("open news: %w", err)
@@ -128,8 +130,10 @@ func (m *Monitor) start(o *Options) error {
 	if err := m.attach(); err != nil {
 		return err
 	}
-	if err := m.beat(); err != nil {
-		return fmt.Errorf("self-test: %w: %w", err, monitor.ErrNotSupported)
+	for _, check := range []func() error{m.tryTouches, m.beat} {
+		if err := check(); err != nil {
+			return fmt.Errorf("self-test: %w: %w", err, monitor.ErrNotSupported)
+		}
 	}
 	return nil
 }
@@ -157,7 +161,7 @@ func (m *Monitor) detach() error {
 // identify returns the address of this process's mm_struct. The program runs
 // in the calling thread, so there is no identifier that could mean somebody
 // else.
-func identify(kernel *btf.Spec) (uint64, error) {
+func identify(cache *btf.Cache) (uint64, error) {
 	spec, err := loadProgram()
 	if err != nil {
 		return 0, fmt.Errorf("read object: %w", err)
@@ -165,7 +169,7 @@ func identify(kernel *btf.Spec) (uint64, error) {
 	keep(spec, "identify")
 	maps.DeleteFunc(spec.Maps, func(name string, _ *ebpf.MapSpec) bool { return name != ".bss" })
 	maps.DeleteFunc(spec.Variables, func(name string, _ *ebpf.VariableSpec) bool { return name != "current_mm" })
-	coll, err := ebpf.NewCollectionWithOptions(spec, collectionOptions(kernel))
+	coll, err := ebpf.NewCollectionWithOptions(spec, collectionOptions(cache))
 	if err != nil {
 		return 0, fmt.Errorf("load program: %w", explain(err))
 	}
@@ -183,8 +187,8 @@ func identify(kernel *btf.Spec) (uint64, error) {
 	return mm, nil
 }
 
-func collectionOptions(kernel *btf.Spec) ebpf.CollectionOptions {
-	return ebpf.CollectionOptions{Programs: ebpf.ProgramOptions{KernelTypes: kernel}}
+func collectionOptions(cache *btf.Cache) ebpf.CollectionOptions {
+	return ebpf.CollectionOptions{Cache: cache}
 }
 
 // keep removes all programs but those named.
@@ -196,13 +200,25 @@ func keep(spec *ebpf.CollectionSpec, names ...string) {
 	spec.Programs = programs
 }
 
-// load loads the programs of a mode for the address space mm.
-func load(kernel *btf.Spec, mode Mode, mm uint64, bits, newsBytes int) (*ebpf.Collection, error) {
-	coll, err := tryLoad(kernel, mode, mm, bits, newsBytes, true)
+// program is what the programs are made for.
+type program struct {
+	mode      Mode
+	mm        uint64  // the address space
+	probe     uintptr // the heartbeat's page
+	bits      int     // of the table
+	newsBytes int
+	canProbe  bool // bpf_probe_read_kernel may be used
+}
+
+// load loads the programs.
+func load(cache *btf.Cache, p *program) (*ebpf.Collection, error) {
+	coll, err := tryLoad(cache, p)
 	var refused *ebpf.VerifierError
-	if mode == ModeSyscalls && errors.As(err, &refused) {
+	if p.mode == ModeSyscalls && errors.As(err, &refused) {
 		// A kernel locked down for confidentiality has no bpf_probe_read_kernel.
-		if coll, err := tryLoad(kernel, mode, mm, bits, newsBytes, false); err == nil {
+		without := *p
+		without.canProbe = false
+		if coll, err := tryLoad(cache, &without); err == nil {
 			return coll, nil
 		}
 	}
@@ -212,16 +228,25 @@ func load(kernel *btf.Spec, mode Mode, mm uint64, bits, newsBytes int) (*ebpf.Co
 	return coll, nil
 }
 
-func tryLoad(kernel *btf.Spec, mode Mode, mm uint64, bits, newsBytes int, canProbe bool) (*ebpf.Collection, error) {
+func tryLoad(cache *btf.Cache, p *program) (*ebpf.Collection, error) {
+	kernel, err := cache.Kernel()
+	if err != nil {
+		return nil, err
+	}
 	spec, err := loadProgram()
 	if err != nil {
 		return nil, err
 	}
-	spec.Maps["table"].MaxEntries = uint32(epoch.Size(bits) / int(spec.Maps["table"].ValueSize))
-	spec.Maps["news"].MaxEntries = uint32(newsBytes)
-	set := map[string]any{"target_mm": mm, "bucket_shift": uint32(64 - bits), "can_probe": boolean(canProbe),
-		"page_size": uint64(os.Getpagesize())}
-	switch mode {
+	spec.Maps["table"].MaxEntries = uint32(epoch.Size(p.bits) / int(spec.Maps["table"].ValueSize))
+	spec.Maps["news"].MaxEntries = uint32(p.newsBytes)
+	set := map[string]any{
+		"target_mm":    p.mm,
+		"probe_start":  uint64(p.probe),
+		"bucket_shift": uint32(64 - p.bits),
+		"can_probe":    boolean(p.canProbe),
+		"page_size":    uint64(os.Getpagesize()),
+	}
+	switch p.mode {
 	case ModeFunctions:
 		found, err := targets(kernel)
 		if err != nil {
@@ -250,7 +275,7 @@ func tryLoad(kernel *btf.Spec, mode Mode, mm uint64, bits, newsBytes int, canPro
 			return nil, fmt.Errorf("set %s: %w", name, err)
 		}
 	}
-	return ebpf.NewCollectionWithOptions(spec, collectionOptions(kernel))
+	return ebpf.NewCollectionWithOptions(spec, collectionOptions(cache))
 }
 
 func boolean(b bool) uint32 {

@@ -35,7 +35,7 @@ func (m *Monitor) readNews() {
 			return
 		}
 		e, ok := decodeNews(rec.RawSample)
-		if !ok || m.scratch.holds(e.Range) {
+		if !ok {
 			e = last
 		}
 		if e != last && last != (vm.Event{}) {

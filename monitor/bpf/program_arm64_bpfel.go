@@ -43,6 +43,8 @@ const (
 	programVarNewsLost    = "news_lost"
 	programVarOldBrk      = "old_brk"
 	programVarPageSize    = "page_size"
+	programVarProbeStart  = "probe_start"
+	programVarProbed      = "probed"
 	programVarTargetMm    = "target_mm"
 )
 
@@ -127,6 +129,8 @@ type programVariableSpecs struct {
 	NewsLost    *ebpf.VariableSpec `ebpf:"news_lost"`
 	OldBrk      *ebpf.VariableSpec `ebpf:"old_brk"`
 	PageSize    *ebpf.VariableSpec `ebpf:"page_size"`
+	ProbeStart  *ebpf.VariableSpec `ebpf:"probe_start"`
+	Probed      *ebpf.VariableSpec `ebpf:"probed"`
 	TargetMm    *ebpf.VariableSpec `ebpf:"target_mm"`
 }
 
@@ -173,6 +177,8 @@ type programVariables struct {
 	NewsLost    *ebpf.Variable `ebpf:"news_lost"`
 	OldBrk      *ebpf.Variable `ebpf:"old_brk"`
 	PageSize    *ebpf.Variable `ebpf:"page_size"`
+	ProbeStart  *ebpf.Variable `ebpf:"probe_start"`
+	Probed      *ebpf.Variable `ebpf:"probed"`
 	TargetMm    *ebpf.Variable `ebpf:"target_mm"`
 }
 

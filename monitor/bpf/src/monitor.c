@@ -16,10 +16,16 @@ volatile const u32 lock_has_path = 0;
 /* The kernel rounds to its pages, which on arm64 may be larger than the table's. */
 volatile const u64 page_size = 4096;
 
+/* The heartbeat's page. An operation that begins there is counted below. */
+volatile const u64 probe_start = 0;
+
 /* What identify found. */
 u64 current_mm;
 /* News that found the ring full. */
 u64 news_lost;
+/* Operations on the heartbeat's page, by where they were seen. */
+#define PROBES 3
+u64 probed[PROBES];
 
 struct news {
 	u64 start, end;
@@ -62,8 +68,10 @@ static __inline_always u64 page_up(u64 n)
 	return page_down(n + page_size - 1);
 }
 
-static __inline_always void record(struct op *op)
+static __inline_always void record(struct op *op, int at)
 {
+	if (op->start == probe_start)
+		__sync_fetch_and_add(&probed[at], 1);
 	record_range(page_down(op->start), page_up(op->end), op->nr, op->arg);
 	if (op->start2 != op->end2)
 		record_range(page_down(op->start2), page_up(op->end2), op->nr, op->arg);
@@ -89,15 +97,19 @@ static __inline_always int harmless_advice(u32 advice)
 }
 
 /* Where the thread is when a tracepoint calls. */
-#define AT_ZAP 0  /* some page left the page tables; their lock is held */
-#define AT_LOCK 1 /* mmap_lock was taken or downgraded, or is about to be released */
+#define AT_ZAP 0    /* some page left the page tables; their lock is held */
+#define AT_LOCK 1   /* mmap_lock was taken or downgraded */
+#define AT_UNLOCK 2 /* mmap_lock is about to be released */
+/* Where functions call. */
+#define AT_ENTRY 0
+#define AT_EXIT 1
 
 /* The break before the brk in progress; mmap_lock guards it. */
 u64 old_brk;
 
 /*
  * Fills in op for the native system call nr. Returns false if the call isn't
- * one that can change a mapping or zap anonymous memory; at AT_LOCK that is
+ * one that can change a mapping or zap anonymous memory; at the lock that is
  * said only of calls that are known.
  */
 static __inline_always int classify(struct op *op, struct pt_regs *regs, struct mm_struct *mm,
@@ -114,14 +126,14 @@ static __inline_always int classify(struct op *op, struct pt_regs *regs, struct 
 	 */
 	case NR_munmap:
 	case NR_remap_file_pages:
-		return at == AT_LOCK;
+		return at != AT_ZAP;
 	case NR_mmap:
 		op->arg = SYSCALL_ARG4(regs);
-		return at == AT_LOCK && op->arg & MAP_FIXED;
+		return at != AT_ZAP && op->arg & MAP_FIXED;
 	case NR_mremap: {
 		u64 old_len = page_up(len), new_len = page_up(SYSCALL_ARG3(regs));
 
-		if (at != AT_LOCK)
+		if (at == AT_ZAP)
 			return 0;
 		op->arg = SYSCALL_ARG4(regs);
 		op->end = addr + old_len;
@@ -142,7 +154,7 @@ static __inline_always int classify(struct op *op, struct pt_regs *regs, struct 
 		whole(op);
 		return at == AT_ZAP && !harmless_advice(op->arg);
 	case NR_brk:
-		if (at != AT_LOCK)
+		if (at == AT_ZAP)
 			return 0;
 		/* brk sets the new break before it unmaps. */
 		if (write && mm->brk > addr)
@@ -153,7 +165,7 @@ static __inline_always int classify(struct op *op, struct pt_regs *regs, struct 
 	case NR_shmat:
 		op->arg = SYSCALL_ARG3(regs);
 		whole(op); /* the segment's size isn't at hand */
-		return at == AT_LOCK && op->arg & SHM_REMAP;
+		return at != AT_ZAP && op->arg & SHM_REMAP;
 	case NR_mprotect:
 	case NR_msync:
 	case NR_clone:
@@ -188,7 +200,7 @@ static __inline_always int classify(struct op *op, struct pt_regs *regs, struct 
 	 * lock for writing may unmap something.
 	 */
 	whole(op);
-	return at == AT_LOCK && write;
+	return at != AT_ZAP && write;
 }
 
 /* The opcode of the request that an io_uring worker carries out; -1 if it can't be told. */
@@ -234,7 +246,7 @@ static __inline_always void on_event(struct mm_struct *mm, int at, int write)
 		if (opcode >= 0 && opcode != IORING_OP_MADVISE)
 			return;
 		whole(&op);
-		record(&op);
+		record(&op, at);
 		return;
 	}
 	regs = bpf_task_pt_regs(task);
@@ -249,13 +261,13 @@ static __inline_always void on_event(struct mm_struct *mm, int at, int write)
 		whole(&op);
 	} else if (SYSCALL_COMPAT(task)) {
 		/* Other numbers, other arguments, and too rare to decode. */
-		if (at == AT_LOCK && !write)
+		if (at != AT_ZAP && !write)
 			return;
 		whole(&op);
 	} else if (!classify(&op, regs, mm, op.nr & SYSCALL_NR_MASK, at, write)) {
 		return;
 	}
-	record(&op);
+	record(&op, at);
 }
 
 /*
@@ -302,7 +314,7 @@ SEC("tp_btf/mmap_lock_released")
 int on_unlock(u64 *ctx)
 {
 	if (ctx[0] == target_mm)
-		on_event((struct mm_struct *)ctx[0], AT_LOCK, lock_write(ctx));
+		on_event((struct mm_struct *)ctx[0], AT_UNLOCK, lock_write(ctx));
 	return 0;
 }
 
@@ -338,7 +350,7 @@ static __inline_always u64 argument(void *ctx, u32 n)
 #define READ_MEMBER(dst, p, type, field) \
 	bpf_probe_read_kernel(&(dst), sizeof(dst), (const char *)(p) + core_offset(type, field))
 
-static __noinline int on_function(void *ctx, const volatile struct hook *h)
+static __noinline int on_function(void *ctx, const volatile struct hook *h, int at)
 {
 	struct op op = { .nr = NR_NONE };
 	u64 vma = argument(ctx, h->vma), control = vma, mm = 0;
@@ -379,7 +391,7 @@ static __noinline int on_function(void *ctx, const volatile struct hook *h)
 			op.nr &= SYSCALL_NR_MASK;
 		op.arg = op.nr == NR_madvise || op.nr == NR_shmat ? SYSCALL_ARG3(regs) : SYSCALL_ARG4(regs);
 	}
-	record(&op);
+	record(&op, at);
 	return 0;
 }
 
@@ -388,12 +400,12 @@ static __noinline int on_function(void *ctx, const volatile struct hook *h)
 	SEC("fentry/hook" #i)                  \
 	int on_enter##i(void *ctx)             \
 	{                                      \
-		return on_function(ctx, &hooks[i]); \
+		return on_function(ctx, &hooks[i], AT_ENTRY); \
 	}                                      \
 	SEC("fexit/hook" #i)                   \
 	int on_exit##i(void *ctx)              \
 	{                                      \
-		return on_function(ctx, &hooks[i]); \
+		return on_function(ctx, &hooks[i], AT_EXIT); \
 	}
 
 HOOK(0)
