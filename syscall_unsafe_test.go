@@ -129,7 +129,7 @@ func hitUnderSeccomp(mode string) {
 		unix.Getppid()
 	}
 	// The runtime's own way out would make other calls.
-	msg := []byte(fmt.Sprintf("%d hits\n", hits))
+	msg := fmt.Appendf(nil, "%d hits\n", hits)
 	_, _, _ = syscall.RawSyscall(unix.SYS_WRITE, 1, uintptr(unsafe.Pointer(&msg[0])), uintptr(len(msg)))
 	_, _, _ = syscall.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
 }

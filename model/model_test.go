@@ -167,7 +167,7 @@ func search(t *testing.T, s scenario, optimize string) string {
 	}
 	dir := t.TempDir()
 	args := []string{"-a"}
-	for _, d := range strings.Fields(s.defines) {
+	for d := range strings.FieldsSeq(s.defines) {
 		args = append(args, "-D"+d)
 	}
 	run(t, dir, "spin", append(args, source)...)

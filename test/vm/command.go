@@ -147,23 +147,23 @@ func guestEnv() []string {
 }
 
 // Command runs a command as root and returns its standard output. The test ends if it fails.
-func (m *Machine) Command(t testing.TB, args ...string) string {
-	t.Helper()
-	res, err := m.Exec(t.Context(), Cmd{Args: args})
+func (m *Machine) Command(tb testing.TB, args ...string) string {
+	tb.Helper()
+	res, err := m.Exec(tb.Context(), Cmd{Args: args})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if res.Code != 0 {
-		t.Fatalf("%s: exit status %d, signal %d\n%s%s", strings.Join(args, " "), res.Code, res.Signal, res.Stdout, res.Stderr)
+		tb.Fatalf("%s: exit status %d, signal %d\n%s%s", strings.Join(args, " "), res.Code, res.Signal, res.Stdout, res.Stderr)
 	}
 	return res.Stdout
 }
 
 // WriteFile writes a file in the guest, and the directories above it. The test ends if it fails.
-func (m *Machine) WriteFile(t testing.TB, path string, perm fs.FileMode, data []byte) {
-	t.Helper()
-	if err := m.put(t.Context(), path, perm, bytes.NewReader(data)); err != nil {
-		t.Fatal(err)
+func (m *Machine) WriteFile(tb testing.TB, path string, perm fs.FileMode, data []byte) {
+	tb.Helper()
+	if err := m.put(tb.Context(), path, perm, bytes.NewReader(data)); err != nil {
+		tb.Fatal(err)
 	}
 }
 

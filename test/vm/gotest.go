@@ -99,43 +99,43 @@ func find(tests []*TestResult, name string) *TestResult {
 }
 
 // RunTests runs a package's tests in the guest and reports each as a subtest.
-func (m *Machine) RunTests(t *testing.T, tb TestBinary) {
+func (m *Machine) RunTests(t *testing.T, tests TestBinary) {
 	t.Helper()
 	filter := os.Getenv("PINDOWN_VM_RUN")
-	tb.Run = cmp.Or(filter, tb.Run)
-	rep := m.Report(t, tb)
+	tests.Run = cmp.Or(filter, tests.Run)
+	rep := m.Report(t, tests)
 	rep.filtered = filter != ""
 	rep.replay(testingT{t})
 }
 
 // Report runs a package's tests in the guest and returns what came out, without failing for a test that failed. It ends the test only if the package
 // can't be built, or the binary can't be brought into the guest.
-func (m *Machine) Report(t testing.TB, tb TestBinary) *Report {
-	t.Helper()
-	bin, err := m.install(t, tb)
+func (m *Machine) Report(tb testing.TB, tests TestBinary) *Report {
+	tb.Helper()
+	bin, err := m.install(tb, tests)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	timeout := cmp.Or(tb.Timeout, DefaultTestTimeout)
-	if d, ok := t.(interface{ Deadline() (time.Time, bool) }); ok {
+	timeout := cmp.Or(tests.Timeout, DefaultTestTimeout)
+	if d, ok := tb.(interface{ Deadline() (time.Time, bool) }); ok {
 		// The test process's own timeout would show nothing of the guest. So what runs there has to end first.
 		if end, ok := d.Deadline(); ok {
 			timeout = min(timeout, max(time.Until(end)-2*time.Minute, time.Minute))
 		}
 	}
 	args := []string{bin.path, "-test.v=test2json", "-test.paniconexit0", "-test.timeout=" + timeout.String()}
-	if tb.Run != "" {
-		args = append(args, "-test.run="+tb.Run)
+	if tests.Run != "" {
+		args = append(args, "-test.run="+tests.Run)
 	}
-	res, err := m.Exec(t.Context(), Cmd{
-		Args:     append(args, tb.Args...),
-		Env:      tb.Env,
+	res, err := m.Exec(tb.Context(), Cmd{
+		Args:     append(args, tests.Args...),
+		Env:      tests.Env,
 		Dir:      path.Dir(bin.path),
-		User:     tb.User,
-		Caps:     tb.Caps,
-		Limits:   tb.Limits,
+		User:     tests.User,
+		Caps:     tests.Caps,
+		Limits:   tests.Limits,
 		Combined: true,
-		Progress: progress(t),
+		Progress: progress(tb),
 		// Its own timeout shows more, so that one goes first.
 		Timeout: timeout + time.Minute,
 	})
@@ -143,24 +143,25 @@ func (m *Machine) Report(t testing.TB, tb TestBinary) *Report {
 		// After a panic it is missing, and test2json reports a test that failed only when it sees what comes next.
 		res.Stdout += "\n" + lastLine
 	}
-	rep, perr := convert(t.Context(), bin.pkg, res.Stdout)
+	rep, perr := convert(tb.Context(), bin.pkg, res.Stdout)
 	if perr != nil {
-		t.Fatal(perr)
+		tb.Fatal(perr)
 	}
 	rep.Code, rep.Signal, rep.Err = res.Code, res.Signal, err
-	rep.failOnSkip = tb.FailOnSkip
+	rep.failOnSkip = tests.FailOnSkip
 	return rep
 }
 
 // progress returns a writer that logs the begin and the end of each top-level test while a binary runs, where logs are shown at all.
-func progress(t testing.TB) io.Writer {
+func progress(tb testing.TB) io.Writer {
+	tb.Helper()
 	if !testing.Verbose() {
 		return nil
 	}
 	return &lineWriter{func(line string) {
 		line = strings.TrimPrefix(line, "\x16")
 		if name, ok := strings.CutPrefix(line, "=== RUN   "); ok && !strings.Contains(name, "/") || strings.HasPrefix(line, "--- ") {
-			t.Logf("guest: %s", line)
+			tb.Logf("guest: %s", line)
 		}
 	}, nil}
 }
@@ -184,21 +185,22 @@ func (w *lineWriter) Write(b []byte) (int, error) {
 }
 
 // install builds a test binary and copies it, with the package's testdata, into the guest. A binary that is there already is used again.
-func (m *Machine) install(t testing.TB, tb TestBinary) (*binary, error) {
-	key := fmt.Sprintf("%q %q %q", tb.Pkg, tb.Tags, tb.Flags)
+func (m *Machine) install(tb testing.TB, tests TestBinary) (*binary, error) {
+	tb.Helper()
+	key := fmt.Sprintf("%q %q %q", tests.Pkg, tests.Tags, tests.Flags)
 	m.mu.Lock()
 	bin, n := m.guest[key], len(m.guest)
 	m.mu.Unlock()
 	if bin != nil {
 		return bin, nil
 	}
-	host, pkg, dir, err := build(t, m.root, tb)
+	host, pkg, dir, err := build(tb, m.root, tests)
 	if err != nil {
 		return nil, err
 	}
 	guestDir := fmt.Sprintf("/tests/%d-%s", n, path.Base(pkg))
 	bin = &binary{pkg: pkg, path: guestDir + "/" + path.Base(pkg) + ".test"}
-	if err := m.putFile(t.Context(), bin.path, host); err != nil {
+	if err := m.putFile(tb.Context(), bin.path, host); err != nil {
 		return nil, err
 	}
 	data := filepath.Join(dir, "testdata")
@@ -210,7 +212,7 @@ func (m *Machine) install(t testing.TB, tb TestBinary) (*binary, error) {
 		if err != nil {
 			return err
 		}
-		return m.putFile(t.Context(), guestDir+"/"+filepath.ToSlash(rel), p)
+		return m.putFile(tb.Context(), guestDir+"/"+filepath.ToSlash(rel), p)
 	})
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("copy testdata of %s: %w", pkg, err)
@@ -222,27 +224,28 @@ func (m *Machine) install(t testing.TB, tb TestBinary) (*binary, error) {
 }
 
 // build compiles a package's tests and returns the binary, the import path, and the package's directory.
-func build(t testing.TB, root string, tb TestBinary) (bin, pkg, dir string, err error) {
+func build(tb testing.TB, root string, tests TestBinary) (bin, pkg, dir string, err error) {
+	tb.Helper()
 	args := []string{"list", "-f", "{{.ImportPath}}\n{{.Dir}}"}
-	if len(tb.Tags) > 0 {
-		args = append(args, "-tags="+strings.Join(tb.Tags, ","))
+	if len(tests.Tags) > 0 {
+		args = append(args, "-tags="+strings.Join(tests.Tags, ","))
 	}
-	list := exec.Command("go", append(args, tb.Pkg)...)
+	list := exec.Command("go", append(args, tests.Pkg)...)
 	list.Dir = root
 	out, err := output(list)
 	if err != nil {
-		return "", "", "", fmt.Errorf("find package %s: %w", tb.Pkg, err)
+		return "", "", "", fmt.Errorf("find package %s: %w", tests.Pkg, err)
 	}
 	pkg, dir, ok := strings.Cut(strings.TrimSpace(string(out)), "\n")
 	if !ok || strings.Contains(dir, "\n") {
-		return "", "", "", fmt.Errorf("find package %s: not one package", tb.Pkg)
+		return "", "", "", fmt.Errorf("find package %s: not one package", tests.Pkg)
 	}
-	bin = filepath.Join(t.TempDir(), path.Base(pkg)+".test")
+	bin = filepath.Join(tb.TempDir(), path.Base(pkg)+".test")
 	args = []string{"test", "-c", "-o", bin}
-	if len(tb.Tags) > 0 {
-		args = append(args, "-tags="+strings.Join(tb.Tags, ","))
+	if len(tests.Tags) > 0 {
+		args = append(args, "-tags="+strings.Join(tests.Tags, ","))
 	}
-	cmd := exec.Command("go", append(append(args, tb.Flags...), tb.Pkg)...)
+	cmd := exec.Command("go", append(append(args, tests.Flags...), tests.Pkg)...)
 	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if _, err := output(cmd); err != nil {

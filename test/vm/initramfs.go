@@ -140,7 +140,7 @@ func addBusybox(w *cpio.Writer) error {
 	if err != nil {
 		return err
 	}
-	for _, name := range strings.Fields(string(list)) {
+	for name := range strings.FieldsSeq(string(list)) {
 		if name == "busybox" {
 			continue
 		}

@@ -47,7 +47,7 @@ func openModules(dir string) (*moduleSet, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list modules: %w", err)
 	}
-	for _, p := range strings.Fields(string(b)) {
+	for p := range strings.FieldsSeq(string(b)) {
 		s.builtin[moduleName(p)] = true
 	}
 	err = filepath.WalkDir(filepath.Join(dir, "kernel"), func(path string, d fs.DirEntry, err error) error {
@@ -77,10 +77,10 @@ func (s *moduleSet) resolve(names ...string) ([]module, error) {
 	var visit func(name string) error
 	visit = func(name string) error {
 		name = moduleName(name)
-		switch {
-		case state[name] == finished:
+		switch state[name] {
+		case finished:
 			return nil
-		case state[name] == visiting:
+		case visiting:
 			return fmt.Errorf("resolve module %s: %w", name, errModuleCycle)
 		}
 		state[name] = visiting

@@ -24,13 +24,13 @@ var tools = []struct{ name, pkg string }{
 // Require ends the test unless virtual machines can be run here.
 //
 // Under -short it skips. Where a tool is missing, it fails if the environment says CI=true, else skips with a line that says what to install.
-func Require(t testing.TB) {
-	t.Helper()
+func Require(tb testing.TB) {
+	tb.Helper()
 	if testing.Short() {
-		t.Skip("virtual machines don't run under -short")
+		tb.Skip("virtual machines don't run under -short")
 	}
 	if runtime.GOOS != "linux" || runtime.GOARCH != "amd64" {
-		t.Skipf("virtual machines are made of amd64 Debian packages and programs of this host, which is %s/%s", runtime.GOOS, runtime.GOARCH)
+		tb.Skipf("virtual machines are made of amd64 Debian packages and programs of this host, which is %s/%s", runtime.GOOS, runtime.GOARCH)
 	}
 	var pkgs []string
 	for _, tool := range tools {
@@ -44,17 +44,17 @@ func Require(t testing.TB) {
 	}
 	if len(pkgs) > 0 {
 		slices.Sort(pkgs)
-		unavailable(t, "install what virtual machines need: apt-get install "+strings.Join(slices.Compact(pkgs), " "))
+		unavailable(tb, "install what virtual machines need: apt-get install "+strings.Join(slices.Compact(pkgs), " "))
 	}
 }
 
 // unavailable ends a test that can't run here.
-func unavailable(t testing.TB, why string) {
-	t.Helper()
+func unavailable(tb testing.TB, why string) {
+	tb.Helper()
 	if os.Getenv("CI") == "true" {
-		t.Fatal(why)
+		tb.Fatal(why)
 	}
-	t.Skip(why)
+	tb.Skip(why)
 }
 
 // lookTool finds a program in PATH, or where only root's PATH leads.

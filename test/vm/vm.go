@@ -126,18 +126,18 @@ type call struct {
 // Boot starts a virtual machine and returns when it takes commands. It is switched off when the test ends.
 //
 // If the test fails, or the machine has crashed, the path of its console log is in the test's log.
-func Boot(t testing.TB, opts Options) *Machine {
-	t.Helper()
-	Require(t)
+func Boot(tb testing.TB, opts Options) *Machine {
+	tb.Helper()
+	Require(tb)
 	opts = opts.withDefaults()
 	k, err := fetchKernel()
 	if err != nil {
-		unavailable(t, fmt.Sprintf("get a kernel for virtual machines: %v", err))
+		unavailable(tb, fmt.Sprintf("get a kernel for virtual machines: %v", err))
 	}
 	var sysroot string
 	if opts.RDMA {
 		if sysroot, err = fetchRDMA(); err != nil {
-			unavailable(t, fmt.Sprintf("get RDMA libraries for virtual machines: %v", err))
+			unavailable(tb, fmt.Sprintf("get RDMA libraries for virtual machines: %v", err))
 		}
 	}
 
@@ -151,20 +151,20 @@ func Boot(t testing.TB, opts Options) *Machine {
 	}
 	// The path of a socket is at most 107 bytes long, so t.TempDir, which holds the test's name, won't do.
 	if m.dir, err = os.MkdirTemp("", "pindown-vm-"); err != nil {
-		t.Fatalf("boot: %v", err)
+		tb.Fatalf("boot: %v", err)
 	}
-	t.Cleanup(func() { os.RemoveAll(m.dir) })
-	log, keep, err := openLog(t)
+	tb.Cleanup(func() { os.RemoveAll(m.dir) })
+	log, keep, err := openLog(tb)
 	if err != nil {
-		t.Fatalf("boot: %v", err)
+		tb.Fatalf("boot: %v", err)
 	}
 	m.logPath = log.Name()
 	m.console = newConsole(log)
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		log.Close()
 		switch {
-		case t.Failed():
-			t.Logf("console log of the virtual machine: %s", m.logPath)
+		case tb.Failed():
+			tb.Logf("console log of the virtual machine: %s", m.logPath)
 		case !keep:
 			os.Remove(m.logPath)
 		}
@@ -172,29 +172,29 @@ func Boot(t testing.TB, opts Options) *Machine {
 
 	begin := time.Now()
 	if err := m.prepare(k, sysroot); err != nil {
-		t.Fatalf("boot: %v", err)
+		tb.Fatalf("boot: %v", err)
 	}
 	prepared := time.Now()
 	if err := m.start(k); err != nil {
-		t.Fatalf("boot: %v", err)
+		tb.Fatalf("boot: %v", err)
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		if err := m.close(); err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 		for _, line := range m.console.warningLines() {
-			t.Logf("kernel: %s", line)
+			tb.Logf("kernel: %s", line)
 		}
 	})
 	if err := m.waitHello(); err != nil {
-		t.Fatalf("boot: %v", err)
+		tb.Fatalf("boot: %v", err)
 	}
 	if opts.RDMA {
-		if err := m.setUpRDMA(t.Context()); err != nil {
-			t.Fatalf("boot: %v", err)
+		if err := m.setUpRDMA(tb.Context()); err != nil {
+			tb.Fatalf("boot: %v", err)
 		}
 	}
-	t.Logf("virtual machine with Linux %s: prepared in %.1fs, up in %.1fs", m.release, prepared.Sub(begin).Seconds(), time.Since(prepared).Seconds())
+	tb.Logf("virtual machine with Linux %s: prepared in %.1fs, up in %.1fs", m.release, prepared.Sub(begin).Seconds(), time.Since(prepared).Seconds())
 	return m
 }
 
@@ -205,20 +205,21 @@ func (m *Machine) Release() string { return m.release }
 func (m *Machine) Console() []string { return m.console.lastLines() }
 
 // openLog creates the file that takes the console's output. keep says that it is to be kept even if the test passes.
-func openLog(t testing.TB) (log *os.File, keep bool, err error) {
+func openLog(tb testing.TB) (log *os.File, keep bool, err error) {
+	tb.Helper()
 	pattern := "pindown-vm-" + strings.Map(func(r rune) rune {
 		if r == '/' || r == '*' || r == os.PathSeparator {
 			return '_'
 		}
 		return r
-	}, t.Name()) + "-*.log"
+	}, tb.Name()) + "-*.log"
 	dir := os.Getenv("PINDOWN_VM_LOGS")
 	switch f := flag.Lookup("test.artifacts"); {
 	case dir != "":
 		keep = true
 		err = os.MkdirAll(dir, 0o755)
 	case f != nil && f.Value.String() == "true":
-		dir, keep = t.ArtifactDir(), true
+		dir, keep = tb.ArtifactDir(), true
 	default:
 		dir = os.TempDir()
 	}

@@ -147,7 +147,7 @@ func NewReader(r io.Reader) *Reader {
 func (r *Reader) Read() (Frame, error) {
 	var h [headerSize]byte
 	if _, err := io.ReadFull(r.r, h[:]); err != nil {
-		if err == io.EOF { //nolint:errorlint // ReadFull documents the bare value
+		if err == io.EOF {
 			return Frame{}, io.EOF
 		}
 		return Frame{}, fmt.Errorf("read frame header: %w", err)
@@ -168,7 +168,7 @@ func (r *Reader) Read() (Frame, error) {
 	}
 	f.Payload = make([]byte, size)
 	if _, err := io.ReadFull(r.r, f.Payload); err != nil {
-		if err == io.EOF { //nolint:errorlint // ReadFull documents the bare value
+		if err == io.EOF {
 			err = io.ErrUnexpectedEOF
 		}
 		return Frame{}, fmt.Errorf("read frame payload: %w", err)

@@ -45,7 +45,7 @@ func TestRoundTrip(t *testing.T) {
 		}
 		all = append(all, f.Payload...)
 	}
-	if err != io.EOF || !bytes.Equal(all, big) {
+	if !errors.Is(err, io.EOF) || !bytes.Equal(all, big) {
 		t.Errorf("%d bytes of %d, then %v", len(all), len(big), err)
 	}
 }
@@ -64,7 +64,7 @@ func TestTruncated(t *testing.T) {
 	}
 	for n := range buf.Len() {
 		_, err := NewReader(bytes.NewReader(buf.Bytes()[:n])).Read()
-		if n == 0 && err != io.EOF || n > 0 && !errors.Is(err, io.ErrUnexpectedEOF) {
+		if n == 0 && !errors.Is(err, io.EOF) || n > 0 && !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("%d bytes: %v", n, err)
 		}
 	}
@@ -114,7 +114,7 @@ func TestConcurrentWriters(t *testing.T) {
 			t.Fatalf("frame %d of writer %d is torn", n, f.ID)
 		}
 	}
-	if err != io.EOF || n != 800 {
+	if !errors.Is(err, io.EOF) || n != 800 {
 		t.Errorf("%d frames, then %v", n, err)
 	}
 }
@@ -135,7 +135,7 @@ func FuzzReader(f *testing.F) {
 		for {
 			fr, err := r.Read()
 			if err != nil {
-				if err != io.EOF && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, ErrProtocol) {
+				if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, ErrProtocol) {
 					t.Fatalf("unexpected error: %v", err)
 				}
 				break
