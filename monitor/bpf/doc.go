@@ -45,8 +45,8 @@
 // pages another process can take away by an operation on the file, and hugetlb
 // pages, which no resident set counts.
 //
-// Requires Linux 5.15 (bpf_task_pt_regs), on arm64 5.18. Before 6.11
-// Cover reads /proc/self/maps up to the mapping.
+// Requires Linux 5.16 (earlier, mmap_lock_released fires too late), on arm64
+// 5.18. Before 6.11 Cover reads /proc/self/maps up to the mapping.
 //
 // # Who is watched
 //

@@ -55,13 +55,37 @@ func whyNotPermitted() string {
 	if lacks := missing(caps); lacks != "" {
 		return "needs " + lacks
 	}
-	if lockdown, err := os.ReadFile("/sys/kernel/security/lockdown"); err == nil && !bytes.Contains(lockdown, []byte("[none]")) {
+	lockdown, err := os.ReadFile("/sys/kernel/security/lockdown")
+	switch {
+	case err == nil && !bytes.Contains(lockdown, []byte("[none]")):
 		return "the kernel is locked down: " + strings.TrimSpace(string(lockdown))
-	}
-	if seccomp != 0 {
+	case seccomp != 0:
 		return "the capabilities are there; a seccomp filter may forbid bpf(2)"
+	case before(5, 11):
+		return "the capabilities are there; RLIMIT_MEMLOCK may be too low"
+	case err != nil:
+		return "the capabilities are there; the kernel is locked down (securityfs isn't mounted to tell) or a security module forbids it"
 	}
-	return "the capabilities are there; the kernel may be locked down, a security module may forbid it, or RLIMIT_MEMLOCK may be too low (before Linux 5.11)"
+	return "the capabilities are there; a security module forbids it"
+}
+
+// before reports whether the running kernel is older than major.minor. One that
+// can't be told isn't.
+func before(major, minor int) bool {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return false
+	}
+	x, y, err := parseRelease(unix.ByteSliceToString(u.Release[:]))
+	return err == nil && (x < major || x == major && y < minor)
+}
+
+// parseRelease returns the first two numbers of a kernel's release.
+func parseRelease(release string) (major, minor int, err error) {
+	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
+		return 0, 0, fmt.Errorf("kernel release %q: %w", release, err)
+	}
+	return major, minor, nil
 }
 
 // missing names the capabilities that caps lacks.

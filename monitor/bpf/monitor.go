@@ -107,6 +107,9 @@ func (m *Monitor) start(o *Options) error {
 		return err
 	}
 	bits := epoch.BucketBitsFor(o.Regions)
+	if m.mode == ModeSyscalls && before(5, 16) {
+		return fmt.Errorf("tracepoint mmap_lock_released fires after the lock was released before Linux 5.16: %w", monitor.ErrNotSupported)
+	}
 	if m.scratch, err = newScratch(); err != nil {
 		return err
 	}

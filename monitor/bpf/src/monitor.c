@@ -255,8 +255,10 @@ static __inline_always void on_event(struct mm_struct *mm, int at, int write)
 		return; /* a page fault, an interrupt */
 	if ((u64)task->mm != target_mm) {
 		/* Of all that another process does to this one, only this zaps. */
+		if (at != AT_ZAP || (op.nr & SYSCALL_NR_MASK) != NR_process_madvise)
+			return;
 		op.arg = SYSCALL_ARG4(regs);
-		if (at != AT_ZAP || op.nr != NR_process_madvise || harmless_advice(op.arg))
+		if (!SYSCALL_COMPAT(task) && harmless_advice(op.arg))
 			return;
 		whole(&op);
 	} else if (SYSCALL_COMPAT(task)) {
