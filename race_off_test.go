@@ -2,4 +2,4 @@
 
 package pindown_test
 
-const raceEnabled = false
+const raceDetector = false

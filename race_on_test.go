@@ -1,0 +1,5 @@
+//go:build race
+
+package pindown_test
+
+const raceDetector = true
