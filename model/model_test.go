@@ -143,6 +143,9 @@ var (
 
 func needSpin(t *testing.T) {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("searches take minutes of CPU: not under -short")
+	}
 	for _, tool := range []string{"spin", "gcc"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			const hint = "not found; install the model checker with: apt install spin gcc"

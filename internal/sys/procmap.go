@@ -80,6 +80,7 @@ type Maps struct {
 	arg  procmapQueryArg  // guarded by mu
 	name [vmaNameMax]byte // guarded by mu
 	text bool             // guarded by mu; the kernel has no PROCMAP_QUERY
+	gone bool             // guarded by mu; f is closed
 }
 
 // OpenMaps opens /proc/self/maps.
@@ -95,14 +96,24 @@ func OpenMaps() (*Maps, error) {
 	return &Maps{f: f}, nil
 }
 
-// Close closes the file.
-func (m *Maps) Close() error { return m.f.Close() }
+// Close closes the file, once no query uses it any more: its descriptor's
+// number may belong to another file right after. It may be called once.
+func (m *Maps) Close() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.gone = true
+	return m.f.Close()
+}
 
-// At returns the mapping that holds addr, or a wrapped ErrNoVMA. The answer is
-// a snapshot of one moment during the call.
+// At returns the mapping that holds addr, or a wrapped ErrNoVMA, or, after
+// Close, a wrapped os.ErrClosed. The answer is a snapshot of one moment during
+// the call.
 func (m *Maps) At(addr uintptr) (VMA, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.gone {
+		return VMA{}, fmt.Errorf("mapping at %#x: %w", addr, os.ErrClosed)
+	}
 	if m.text {
 		return m.scan(addr)
 	}

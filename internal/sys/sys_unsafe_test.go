@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"unsafe"
 
@@ -110,6 +111,38 @@ func TestMapsLongName(t *testing.T) {
 			t.Errorf("text %v: %+v, %v", text, v, err)
 		}
 	}
+}
+
+// A query that runs while the file is closed must not reach the file that gets
+// its descriptor next; the race detector sees it.
+func TestCloseDuringQuery(t *testing.T) {
+	m, err := OpenMaps()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	started := make(chan struct{}, 2)
+	for range 2 {
+		wg.Go(func() {
+			for first := true; ; first = false {
+				if _, err := m.At(1); errors.Is(err, os.ErrClosed) {
+					return
+				} else if !errors.Is(err, ErrNoVMA) {
+					t.Error(err)
+					return
+				}
+				if first {
+					started <- struct{}{}
+				}
+			}
+		})
+	}
+	<-started
+	<-started
+	if err := m.Close(); err != nil {
+		t.Error(err)
+	}
+	wg.Wait()
 }
 
 func TestParseVMA(t *testing.T) {
