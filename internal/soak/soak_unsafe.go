@@ -307,10 +307,14 @@ func (s *soak) operate(rnd *rand.Rand, b []byte) error {
 		if err != nil {
 			return err
 		}
-		if err := remap(b, vm.RangeOf(away).Start, unix.MREMAP_DONTUNMAP); err != nil && !errors.Is(err, unix.EFAULT) {
-			return err
+		// Page by page, for b may have become several mappings, which mremap
+		// refuses; and it may refuse them after it has unmapped the destination
+		// (mremap_to in Linux 6.1), which somebody else may then be given.
+		for off := 0; off < len(b); off += page {
+			if err := remap(b[off:off+page], vm.RangeOf(away).Start+uintptr(off), unix.MREMAP_DONTUNMAP); err != nil {
+				return err
+			}
 		}
-		// EFAULT: b has become several mappings, which mremap refuses.
 		return unmap(away)
 	}
 }

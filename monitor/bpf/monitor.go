@@ -278,7 +278,12 @@ func tryLoad(cache *btf.Cache, p *program) (*ebpf.Collection, error) {
 			return nil, fmt.Errorf("set %s: %w", name, err)
 		}
 	}
-	return ebpf.NewCollectionWithOptions(spec, collectionOptions(cache))
+	var coll *ebpf.Collection
+	err = withoutSignals(func() (err error) {
+		coll, err = ebpf.NewCollectionWithOptions(spec, collectionOptions(cache))
+		return err
+	})
+	return coll, err
 }
 
 func boolean(b bool) uint32 {

@@ -34,6 +34,9 @@ func TestSelfTest(t *testing.T) {
 	documented := Coverage()
 	for _, cell := range c.Cells() {
 		t.Logf("%v: %v", cell, c[cell])
+		if cell.Mapping == vm.MappingHugeTLB && c[cell] == monitor.Refused && checkRelease(6, 11) != nil {
+			continue // The kernel doesn't tell a mapping's page size.
+		}
 		if c[cell] != monitor.Untested && cell.Op != vm.OpUnknown && c[cell] != documented[cell] {
 			t.Errorf("%v is %v, documented %v", cell, c[cell], documented[cell])
 		}

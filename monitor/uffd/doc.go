@@ -9,7 +9,8 @@
 // # What is covered
 //
 // Private anonymous memory: mmap, the brk heap, stacks, transparent huge pages,
-// private hugetlb memory where the kernel has write-protect mode for it (5.19).
+// private hugetlb memory where the kernel has write-protect mode for it (5.19)
+// and tells a mapping's page size (PROCMAP_QUERY, 6.11).
 // Events are munmap, mmap over it, mremap away from or onto it, MADV_DONTNEED,
 // MADV_DONTNEED_LOCKED and MADV_FREE, and a program break that shrinks, by any
 // thread, by io_uring too.
