@@ -37,10 +37,10 @@ func (c *Cache) Acquire(ctx context.Context, buf []byte, access Access) (Region,
 // doesn't own.
 func (c *Cache) AcquireRange(ctx context.Context, r Range, access Access) (Region, error) {
 	e, cause := c.hit(r, access)
-	if e != nil {
+	if cause == hitValid {
 		return Region{c: c, e: e}, nil
 	}
-	return c.miss(ctx, r, access, cause)
+	return c.miss(ctx, r, access, cause, e)
 }
 
 // TryAcquire returns a region if that is possible as a hit: with no context,
@@ -53,12 +53,22 @@ func (c *Cache) TryAcquire(buf []byte, access Access) (Region, bool) {
 
 // TryAcquireRange is TryAcquire for memory given by address.
 func (c *Cache) TryAcquireRange(r Range, access Access) (Region, bool) {
-	e, _ := c.hit(r, access)
-	return Region{c: c, e: e}, e != nil
+	e, cause := c.hit(r, access)
+	switch {
+	case cause == hitValid:
+		return Region{c: c, e: e}, true
+	case e != nil:
+		c.retire(e, vm.OpUnknown)
+	}
+	return Region{}, false
 }
 
-// hit returns the live entry that serves r, with a holder added, or nil and
-// the cause of the miss.
+// hitValid is what hit returns instead of the cause of a miss.
+const hitValid = MissInvalid
+
+// hit returns the live entry that serves r, with a holder added, and hitValid;
+// or the cause of the miss, and the entry that was found stale, if any, which the
+// caller retires.
 //
 // The holder is added before the check, so an entry that passes can't be
 // deregistered; the check reads the table's word after that, so whatever
@@ -82,11 +92,10 @@ func (c *Cache) hit(r Range, access Access) (*entry, MissCause) {
 		c.awaitHitCheck()
 	}
 	if uint64(c.table.Word()) == e.seen.Load() || c.recheck(e) {
-		return e, MissInvalid
+		return e, hitValid
 	}
 	c.undo(e)
-	c.retire(e, vm.OpUnknown)
-	return nil, MissStale
+	return e, MissStale
 }
 
 // oddRefs deals with a dead entry (false: no hit) and with a hit counter that
@@ -134,8 +143,9 @@ type flight struct {
 	perUse PerUseCause // why it wasn't cached; valid once done is closed
 }
 
-// miss is Acquire after the first try for a hit, which failed for cause.
-func (c *Cache) miss(ctx context.Context, want Range, access Access, cause MissCause) (Region, error) {
+// miss is Acquire after the first try for a hit, which failed for cause and may
+// have found a stale entry.
+func (c *Cache) miss(ctx context.Context, want Range, access Access, cause MissCause, stale *entry) (Region, error) {
 	if err := want.Check(); err != nil {
 		return Region{}, fmt.Errorf("acquire %v: %w: %w", want, ErrRange, err)
 	}
@@ -153,12 +163,17 @@ func (c *Cache) miss(ctx context.Context, want Range, access Access, cause MissC
 			return Region{}, fmt.Errorf("acquire %v: %w", want, err)
 		}
 		if !first {
-			if e, _ := c.hit(want, access); e != nil {
+			e, again := c.hit(want, access)
+			if again == hitValid {
 				if counted {
-					e.refs.Add(-refHit)
+					c.uncount(e, refHit)
 				}
 				return Region{c: c, e: e}, nil
 			}
+			stale = e
+		}
+		if stale != nil {
+			c.replace(stale)
 		}
 		c.mu.Lock()
 		if c.closed {
@@ -382,10 +397,10 @@ func (c *Cache) deviceRegister(ctx context.Context, r Range, access Access) (dev
 	var deadline time.Time
 	backoff := 100 * time.Microsecond
 	for {
-		start := time.Now()
+		start := c.clock()
 		reg, err := c.dev.Register(ctx, r, access)
 		if err == nil {
-			c.stats.register.record(time.Since(start))
+			c.stats.register.record(c.clock() - start)
 			if !reg.Range.Contains(r) || !reg.Access.Covers(access) {
 				err := c.dev.Deregister(reg)
 				return reg, errors.Join(fmt.Errorf("register %v with %v: device returned %v with %v: %w",
@@ -421,7 +436,7 @@ func (c *Cache) deviceRegister(ctx context.Context, r Range, access Access) (dev
 
 // deviceDeregister deregisters a settled entry and reports trouble.
 func (c *Cache) deviceDeregister(e *entry) error {
-	start := time.Now()
+	start := c.clock()
 	err := c.dev.Deregister(e.registration())
 	if err != nil {
 		c.stats.deregisterErrors.Add(1)
@@ -429,6 +444,6 @@ func (c *Cache) deviceDeregister(e *entry) error {
 		c.tell(Event{Kind: EventBackgroundError, Range: e.rng(), Err: err})
 		return err
 	}
-	c.stats.deregister.record(time.Since(start))
+	c.stats.deregister.record(c.clock() - start)
 	return nil
 }

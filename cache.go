@@ -8,6 +8,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/google/btree"
 
@@ -48,6 +49,7 @@ type Cache struct {
 	opts     Options
 	lim      device.Limits
 	pageSize uintptr
+	born     time.Time
 	selected *auto.Selection // the monitor that New opened, or nil
 
 	waiters atomic.Int32 // goroutines that wait, or may soon, for budget
@@ -151,6 +153,7 @@ func New(dev device.Device, o *Options) (*Cache, error) {
 		dev:      dev,
 		lim:      lim,
 		pageSize: uintptr(os.Getpagesize()),
+		born:     time.Now(),
 		budget:   make(chan struct{}),
 	}
 	if opts.Monitor == nil {
@@ -205,6 +208,9 @@ func (c *Cache) Reason() string {
 		return c.perUseOnly.String()
 	}
 }
+
+// clock returns the time since New; it is quicker than time.Now.
+func (c *Cache) clock() time.Duration { return time.Since(c.born) }
 
 // round returns what is registered for r: whole pages, where the device lets
 // us.
@@ -320,14 +326,38 @@ func (c *Cache) retire(e *entry, op vm.Op) {
 }
 
 func (c *Cache) retireLocked(e *entry, op vm.Op) {
+	if e.listed() {
+		c.laid(e, c.unlistStale(e, op))
+	}
+}
+
+// replace is retire by someone who is about to register e's range anew. If the
+// entry has no holder it is deregistered here and now: that costs no more than
+// to wake the reaper, and makes room.
+func (c *Cache) replace(e *entry) {
+	c.mu.Lock()
 	if !e.listed() {
+		c.mu.Unlock()
 		return
 	}
+	mine := c.unlistStale(e, vm.OpUnknown)
+	if !mine {
+		c.zombies++
+	}
+	c.mu.Unlock()
+	if mine {
+		c.exhume(e)
+	}
+}
+
+// unlistStale unpublishes a stale entry, marks it dead, counts and tells. It
+// reports whether the caller has to deregister it. mu must be held.
+func (c *Cache) unlistStale(e *entry, op vm.Op) (mine bool) {
 	c.unpublish(e)
-	mine := e.kill(&c.stats.hits)
-	c.laid(e, mine)
+	mine = e.kill(&c.stats.hits)
 	c.stats.invalidations[op].Add(1)
 	c.tell(Event{Kind: EventInvalidated, Range: e.rng(), Op: op, InUse: !mine, LocalKey: e.localKey, RemoteKey: e.remoteKey})
+	return mine
 }
 
 // laid queues an entry that has just been marked dead for deregistration, if

@@ -73,13 +73,16 @@ func (e *entry) hits() uint64 {
 }
 
 // undo takes back an acquire of a live entry that turned out to be stale.
-func (c *Cache) undo(e *entry) {
-	refs := e.refs.Add(-refAcquire)
+func (c *Cache) undo(e *entry) { c.dropped(e, c.uncount(e, refAcquire)) }
+
+// uncount subtracts a hit that isn't one, and n's holders, and returns refs.
+func (c *Cache) uncount(e *entry, n int64) int64 {
+	refs := e.refs.Add(-n)
 	if refs < 0 {
-		// kill came in between and has counted it as a hit.
+		// kill came in between and has counted it.
 		c.stats.hits.Add(^uint64(0))
 	}
-	c.dropped(e, refs)
+	return refs
 }
 
 // dropped is called with the value of refs after a holder left. The last one to

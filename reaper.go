@@ -3,6 +3,7 @@ package pindown
 import (
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/pindown/pindown/epoch"
 	"github.com/pindown/pindown/monitor"
@@ -26,6 +27,9 @@ type reaper struct {
 const (
 	// maxQueuedEvents bounds what a slow OnEvent makes us keep.
 	maxQueuedEvents = 1 << 14
+	// reaperPause bounds how often the reaper runs. It is the most that news
+	// waits.
+	reaperPause = time.Millisecond
 	// sweepBatch is how many entries a sweep looks at between two releases of
 	// mu.
 	sweepBatch = 128
@@ -75,6 +79,8 @@ func (c *Cache) tell(e Event) {
 func (c *Cache) reap(news <-chan vm.Event) {
 	r := &c.reaper
 	defer close(r.done)
+	pause := time.NewTimer(reaperPause)
+	pause.Stop()
 	var lost uint64
 	for {
 		select {
@@ -87,20 +93,35 @@ func (c *Cache) reap(news <-chan vm.Event) {
 			return
 		case <-r.wakeup:
 		case ev, ok := <-news:
-			switch {
-			case !ok:
-				news = nil
-				c.monitorLost()
-			case r.feed.Lost() != lost:
-				lost = r.feed.Lost()
-				c.stats.sweeps.Add(1)
-				c.sweep(vm.Range{End: epoch.MaxAddress}, vm.OpUnknown)
-			default:
-				c.sweep(ev.Range, ev.Op)
+			for n := len(news); ; n-- {
+				switch {
+				case !ok:
+					news = nil
+					c.monitorLost()
+				case r.feed.Lost() != lost:
+					lost = r.feed.Lost()
+					c.stats.sweeps.Add(1)
+					c.sweep(vm.Range{End: epoch.MaxAddress}, vm.OpUnknown)
+				default:
+					c.sweep(ev.Range, ev.Op)
+				}
+				if n == 0 || news == nil {
+					break
+				}
+				ev, ok = <-news
 			}
 		}
 		c.exhumeGraves()
 		c.deliver()
+		// What comes next waits a moment and is dealt with together: under
+		// heavy churn whoever needs the range again has dealt with it himself
+		// by then, and isn't disturbed.
+		pause.Reset(reaperPause)
+		select {
+		case <-pause.C:
+		case <-r.stop:
+			pause.Stop()
+		}
 	}
 }
 
