@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"time"
 
@@ -105,8 +106,9 @@ func (c *Cache) oddRefs(e *entry, refs int64) bool {
 		c.dropped(e, e.refs.Add(-refAcquire))
 		return false
 	}
-	if e.refs.CompareAndSwap(refs, refs&^refAlarm) {
-		c.stats.hits.Add(uint64(refAlarm >> refHitShift))
+	// Half stays, so that a hit that is taken back can't make it negative.
+	if e.refs.CompareAndSwap(refs, refs-refAlarm>>1) {
+		c.stats.hits.Add(uint64(refAlarm >> 1 >> refHitShift))
 	}
 	return true
 }
@@ -141,6 +143,7 @@ type flight struct {
 	set    *regionSet
 	done   chan struct{}
 	perUse PerUseCause // why it wasn't cached; valid once done is closed
+	void   bool        // Invalidate has been called for it; guarded by mu
 }
 
 // miss is Acquire after the first try for a hit, which failed for cause and may
@@ -221,13 +224,17 @@ func (c *Cache) miss(ctx context.Context, want Range, access Access, cause MissC
 			c.waiters.Add(1)
 		}
 		union, wait := c.plan(f)
-		budget := c.budget
+		budget, closed := c.budget, c.closed
 		c.mu.Unlock()
 		if !wait {
 			if c.opts.WaitForBudget {
 				c.waiters.Add(-1)
 			}
 			return c.fly(ctx, f, union)
+		}
+		if closed {
+			c.waiters.Add(-1)
+			continue // nobody will wake us any more
 		}
 		c.stats.waits.Add(1)
 		select {
@@ -281,6 +288,18 @@ func (c *Cache) plan(f *flight) (acc Access, wait bool) {
 	}
 	if c.reserve(f.target, victims) {
 		return acc, false
+	}
+	if exact := c.round(f.want); f.target != exact {
+		// All together is too much beside what is in use; what was asked for
+		// may not be.
+		f.target, acc = exact, f.access
+		victims = f.set.overlapping(exact, victims[:0])
+		for _, v := range victims {
+			acc |= v.access
+		}
+		if c.reserve(exact, victims) {
+			return acc, false
+		}
 	}
 	c.refused = true
 	if c.opts.WaitForBudget {
@@ -358,24 +377,39 @@ func (c *Cache) register(ctx context.Context, r Range, access Access) (*entry, P
 // was asked for, but only what was watched is served.
 func (e *entry) adopt(reg device.Registration) {
 	e.access = reg.Access
+	e.lead, e.tail = uint32(e.start-reg.Range.Start), uint32(reg.Range.End-e.end)
 	e.localKey, e.remoteKey, e.handle = reg.LocalKey, reg.RemoteKey, reg.Handle
 }
 
 // registerPerUse registers exactly what one holder needs, beside the cache.
 func (c *Cache) registerPerUse(ctx context.Context, want Range, access Access, why PerUseCause) (Region, error) {
-	c.stats.perUse[why].Add(1)
 	r := c.round(want)
+	// Counted before it is made, so that Close knows of it.
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return Region{}, fmt.Errorf("acquire %v: %w", want, ErrClosed)
+	}
+	c.perUseHeld++
+	c.mu.Unlock()
+	c.stats.perUse[why].Add(1)
 	reg, err := c.deviceRegister(ctx, r, access)
 	if err != nil {
+		c.perUseGone()
 		return Region{}, err
 	}
 	e := &entry{start: r.Start, end: r.End, mode: modePerUse}
 	e.adopt(reg)
 	e.refs.Store(refHolder)
-	c.mu.Lock()
-	c.perUseHeld++
-	c.mu.Unlock()
 	return Region{c: c, e: e}, nil
+}
+
+func (c *Cache) perUseGone() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.perUseHeld--
+	c.freed()
+	c.finish()
 }
 
 func (c *Cache) releasePerUse(e *entry) error {
@@ -383,11 +417,7 @@ func (c *Cache) releasePerUse(e *entry) error {
 		return fmt.Errorf("release %v: %w", e.rng(), ErrReleased)
 	}
 	err := c.deviceDeregister(e)
-	c.mu.Lock()
-	c.perUseHeld--
-	c.freed()
-	c.finish()
-	c.mu.Unlock()
+	c.perUseGone()
 	return err
 }
 
@@ -401,7 +431,7 @@ func (c *Cache) deviceRegister(ctx context.Context, r Range, access Access) (dev
 		reg, err := c.dev.Register(ctx, r, access)
 		if err == nil {
 			c.stats.register.record(c.clock() - start)
-			if !reg.Range.Contains(r) || !reg.Access.Covers(access) {
+			if !reg.Range.Contains(r) || reg.Range.Len()-r.Len() > math.MaxUint32 || !reg.Access.Covers(access) {
 				err := c.dev.Deregister(reg)
 				return reg, errors.Join(fmt.Errorf("register %v with %v: device returned %v with %v: %w",
 					r, access, reg.Range, reg.Access, device.ErrInvalid), err)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -173,6 +174,8 @@ func New(dev device.Device, o *Options) (*Cache, error) {
 		}
 	}
 	c.startReaper()
+	// Methods of a closed cache still ask the guard.
+	runtime.AddCleanup(c, func(g *forkguard.Guard) { _ = g.Close() }, guard)
 	return c, nil
 }
 
@@ -218,7 +221,12 @@ func (c *Cache) round(r Range) Range {
 	if c.lim.PageSize == 0 {
 		return r
 	}
-	return r.RoundOut(c.lim.PageSize)
+	out := r.RoundOut(c.lim.PageSize)
+	if !out.Contains(r) || c.lim.MaxRange != 0 && uint64(out.Len()) > c.lim.MaxRange {
+		// At the very end of the address space, or too long only by rounding.
+		return r
+	}
+	return out
 }
 
 // cost is what r takes of MaxBytes.
@@ -280,7 +288,10 @@ func (c *Cache) land(f *flight) {
 func (c *Cache) publish(f *flight, e *entry) {
 	c.mu.Lock()
 	// What was reserved is the target's cost; e may be smaller.
-	c.bytes -= c.cost(f.target) - c.cost(e.rng())
+	if spare := c.cost(f.target) - c.cost(e.rng()); spare > 0 {
+		c.bytes -= spare
+		c.freed()
+	}
 	var old []*entry
 	if c.closed {
 		// Close reports it as in use, and its holder's release deregisters it.
@@ -295,9 +306,17 @@ func (c *Cache) publish(f *flight, e *entry) {
 		f.set.index.insert(e)
 		f.set.tree.ReplaceOrInsert(treeItem{start: e.start, e: e})
 		c.evict.add(e)
+		if f.void {
+			c.retireLocked(e, vm.OpManual)
+		}
 	}
 	c.unlist(f)
 	c.mu.Unlock()
+	if !c.unchanged(e) {
+		// The news may have come when e wasn't listed yet, and doesn't come
+		// again.
+		c.retire(e, vm.OpUnknown)
+	}
 	for _, v := range old {
 		c.stats.evictions[EvictMerge].Add(1)
 		c.tell(Event{Kind: EventEvicted, Range: v.rng(), Cause: EvictMerge, InUse: v.holders() > 0, LocalKey: v.localKey, RemoteKey: v.remoteKey})
@@ -450,40 +469,22 @@ func (c *Cache) Invalidate(r Range) (int, error) {
 		c.mu.Unlock()
 		return 0, fmt.Errorf("invalidate %v: %w", r, ErrClosed)
 	}
+	defer c.mu.Unlock()
 	var hit []*entry
 	for _, s := range c.sets {
 		hit = s.overlapping(r, hit)
 	}
-	c.mu.Unlock()
-	// A registration that is on its way over r was pinned at an unknown
-	// time: wait for it, and take it too.
-	c.awaitFlights(r)
-	c.mu.Lock()
-	hit = hit[:0]
-	for _, s := range c.sets {
-		hit = s.overlapping(r, hit)
-	}
-	c.mu.Unlock()
 	for _, e := range hit {
-		c.retire(e, vm.OpManual)
+		c.retireLocked(e, vm.OpManual)
 	}
-	return len(hit), nil
-}
-
-// awaitFlights returns when every flight that overlapped r at the call has
-// ended.
-func (c *Cache) awaitFlights(r Range) {
-	c.mu.Lock()
-	var done []chan struct{}
+	// A registration that is on its way over r was pinned at an unknown time:
+	// it ends as it is published.
 	for _, f := range c.flights {
 		if f.target.Overlaps(r) || f.want.Overlaps(r) {
-			done = append(done, f.done)
+			f.void = true
 		}
 	}
-	c.mu.Unlock()
-	for _, d := range done {
-		<-d
-	}
+	return len(hit), nil
 }
 
 // Close ends the cache: idle regions are deregistered before it returns, and
@@ -539,6 +540,8 @@ func (c *Cache) close() {
 	c.mu.Lock()
 	first := !c.closed
 	c.closed = true
+	close(c.budget) // whoever waits gets ErrClosed
+	c.budget = make(chan struct{})
 	var live []*entry
 	for _, s := range c.sets {
 		s.tree.Ascend(func(i treeItem) bool { live = append(live, i.e); return true })

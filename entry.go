@@ -33,7 +33,10 @@ type entry struct {
 
 	stamp  uint64 // immutable after publication
 	handle uint64 // immutable after publication
-	watch  epoch.Watch
+	// By how much the device registered more than was asked for; immutable
+	// after publication.
+	lead, tail uint32
+	watch      epoch.Watch
 
 	queue      queueID // guarded by mu
 	lastHits   uint32  // hits, modulo 2^32, when eviction last looked; guarded by mu
@@ -62,7 +65,8 @@ const (
 func (e *entry) rng() vm.Range { return vm.Range{Start: e.start, End: e.end} }
 
 func (e *entry) registration() device.Registration {
-	return device.Registration{Range: e.rng(), LocalKey: e.localKey, RemoteKey: e.remoteKey, Access: e.access, Handle: e.handle}
+	r := vm.Range{Start: e.start - uintptr(e.lead), End: e.end + uintptr(e.tail)}
+	return device.Registration{Range: r, LocalKey: e.localKey, RemoteKey: e.remoteKey, Access: e.access, Handle: e.handle}
 }
 
 func (e *entry) holders() int { return int(e.refs.Load() & refHolders) }

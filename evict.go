@@ -27,7 +27,6 @@ const (
 // All of it is guarded by the cache's mu.
 type evictor struct {
 	small, main fifo
-	max         int
 	hits        *atomic.Uint64       // where the hits of those that go are added
 	ghosts      map[uintptr]struct{} // by start address
 	order       []uintptr            // ring of ghosts, oldest at next
@@ -69,7 +68,7 @@ func (q *fifo) remove(e *entry) {
 const maxGhosts = 1 << 16
 
 func (v *evictor) init(maxRegions int, hits *atomic.Uint64) {
-	v.max, v.hits = maxRegions, hits
+	v.hits = hits
 	v.ghosts = make(map[uintptr]struct{})
 	v.order = make([]uintptr, 0, min(maxRegions, maxGhosts))
 }
@@ -126,35 +125,36 @@ func (e *entry) used() bool {
 // caller has to deregister it. It returns nil if every entry is in use. The
 // caller unpublishes the entry.
 func (v *evictor) victim() (e *entry, mine bool) {
-	// Each entry is looked at twice at most: once to take its mark, once to
-	// take it.
-	for range 2 * (v.small.n + v.main.n) {
-		fromSmall := v.small.n > 0 && (v.main.n == 0 || v.small.n*10 >= v.max)
-		if fromSmall {
+	// The small queue keeps a tenth of what there is now, not of MaxRegions:
+	// another limit may be met long before that one. Then each entry of the
+	// main queue is looked at twice, once to take its mark and once to take it.
+	// If all are in use, what the small queue has left must go.
+	total := v.small.n + v.main.n
+	for looks := 0; ; {
+		probation, exhausted := v.small.n*10 >= total, looks >= 2*v.main.n
+		switch {
+		case v.small.n > 0 && (probation || exhausted):
 			e := v.small.tail
-			switch {
-			case e.holders() > 0:
-				v.requeue(e, queueMain)
-			case e.used():
-				v.requeue(e, queueMain)
-			default:
+			if e.holders() == 0 && (!e.used() || !probation) {
 				if dead, mine := e.killIdle(v.hits); dead {
 					v.remember(e.start)
 					return e, mine
 				}
-				v.requeue(e, queueSmall)
 			}
-			continue
-		}
-		e := v.main.tail
-		if e.holders() == 0 && !e.used() {
-			if dead, mine := e.killIdle(v.hits); dead {
-				return e, mine
+			v.requeue(e, queueMain)
+		case exhausted:
+			return nil, false
+		default:
+			looks++
+			e := v.main.tail
+			if e.holders() == 0 && !e.used() {
+				if dead, mine := e.killIdle(v.hits); dead {
+					return e, mine
+				}
 			}
+			v.requeue(e, queueMain)
 		}
-		v.requeue(e, queueMain)
 	}
-	return nil, false
 }
 
 func (v *evictor) requeue(e *entry, id queueID) {

@@ -49,8 +49,9 @@ type Options struct {
 
 	// OnEvent, if not nil, is told what happens to regions. It runs on the
 	// cache's own goroutine, one event at a time, never on the path of a VM
-	// operation and with no lock held: it may call the cache. While it runs,
-	// reclaim stands still.
+	// operation and with no lock held: it may call the cache, except Close and
+	// Shutdown, which wait for it to return. While it runs, reclaim stands
+	// still.
 	OnEvent func(Event)
 
 	// Logger receives warnings about degraded operation. Default: nothing is
