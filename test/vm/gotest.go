@@ -152,7 +152,8 @@ func (m *Machine) Report(tb testing.TB, tests TestBinary) *Report {
 	return rep
 }
 
-// progress returns a writer that logs the begin and the end of each top-level test while a binary runs, where logs are shown at all.
+// progress returns a writer that logs the begin of each top-level test and the end of each test that is at most two levels below one, where logs are
+// shown at all. All results are in the report.
 func progress(tb testing.TB) io.Writer {
 	tb.Helper()
 	if !testing.Verbose() {
@@ -160,7 +161,8 @@ func progress(tb testing.TB) io.Writer {
 	}
 	return &lineWriter{func(line string) {
 		line = strings.TrimPrefix(line, "\x16")
-		if name, ok := strings.CutPrefix(line, "=== RUN   "); ok && !strings.Contains(name, "/") || strings.HasPrefix(line, "--- ") {
+		depth := strings.Count(line, "/")
+		if strings.HasPrefix(line, "=== RUN ") && depth == 0 || strings.HasPrefix(line, "--- ") && depth <= 2 {
 			tb.Logf("guest: %s", line)
 		}
 	}, nil}
