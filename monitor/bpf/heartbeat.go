@@ -48,10 +48,9 @@ func (s *scratch) release() error {
 func (m *Monitor) tries() []try {
 	s := m.scratch
 	a := vm.Range{Start: s.r.Start, End: s.r.Start + s.page}
-	both := [places]bool{true, true}
-	zapped, replaced := both, both
+	zapped, replaced, moved := [places]bool{true, true}, [places]bool{true, true}, [places]bool{true, true}
 	if m.mode == ModeSyscalls {
-		zapped, replaced = [places]bool{true}, [places]bool{false, true, true}
+		zapped, replaced, moved = [places]bool{true}, [places]bool{2: true}, [places]bool{1: true, 2: true}
 	}
 	return []try{
 		{"madvise", zapped, func() error {
@@ -64,7 +63,7 @@ func (m *Monitor) tries() []try {
 			return err
 		}},
 		// DONTUNMAP (Linux 5.7) leaves no hole that another thread could fill.
-		{"mremap", replaced, func() error {
+		{"mremap", moved, func() error {
 			poke(a.Start)
 			return mremap(a, a.End)
 		}},

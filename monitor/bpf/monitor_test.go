@@ -35,6 +35,8 @@ func TestConformance(t *testing.T) {
 		if inVM() {
 			// Elsewhere a libc, linked in for the race detector, may own the break.
 			o.Require = append(o.Require, vm.MappingBrk)
+			// Under emulation a start takes seconds, most of them in the verifier.
+			o.Opens = 1
 		}
 		if mode == ModeFunctions {
 			o.Require = append(o.Require, vm.MappingAnonShared, vm.MappingMemfd, vm.MappingFilePrivate,

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"os"
+	"time"
 
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
@@ -18,36 +19,47 @@ const (
 	shmRemap = 0o40000
 )
 
+// newsSettle is how long after the last news the reader looks again before it
+// sleeps. It is longer than the kernel's clock tick, of 10 ms at most: news of
+// the tick in which the reader was woken doesn't wake it again.
+const newsSettle = 25 * time.Millisecond
+
 // readNews passes on what the programs send until the reader is closed. One
 // operation may send the same news many times, once for each page table that
 // it empties; what is in the ring together is passed on once, by the last.
 func (m *Monitor) readNews() {
 	var rec ringbuf.Record
 	var last vm.Event
+	flush := func() {
+		if last != (vm.Event{}) {
+			m.Send(last)
+		}
+		last = vm.Event{}
+		m.countLost()
+	}
 	for {
 		switch err := m.news.ReadInto(&rec); {
 		case errors.Is(err, os.ErrClosed):
 			return
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			flush()
+			m.news.SetDeadline(time.Time{})
+			continue
 		case err != nil:
 			// Nothing depends on news but promptness.
 			m.log.Warn("bpf monitor has no news any more", "err", err)
 			m.SendLost()
 			return
 		}
-		e, ok := decodeNews(rec.RawSample)
-		if !ok {
-			e = last
-		}
-		if e != last && last != (vm.Event{}) {
-			m.Send(last)
-		}
-		last = e
-		if rec.Remaining == 0 {
+		if e, ok := decodeNews(rec.RawSample); ok && e != last {
 			if last != (vm.Event{}) {
 				m.Send(last)
 			}
-			last = vm.Event{}
-			m.countLost()
+			last = e
+		}
+		if rec.Remaining == 0 {
+			flush()
+			m.news.SetDeadline(time.Now().Add(newsSettle))
 		}
 	}
 }

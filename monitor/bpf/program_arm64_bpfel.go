@@ -41,6 +41,7 @@ const (
 	programVarHooks       = "hooks"
 	programVarLockHasPath = "lock_has_path"
 	programVarNewsLost    = "news_lost"
+	programVarNewsWoke    = "news_woke"
 	programVarOldBrk      = "old_brk"
 	programVarPageSize    = "page_size"
 	programVarProbeStart  = "probe_start"
@@ -127,6 +128,7 @@ type programVariableSpecs struct {
 	Hooks       *ebpf.VariableSpec `ebpf:"hooks"`
 	LockHasPath *ebpf.VariableSpec `ebpf:"lock_has_path"`
 	NewsLost    *ebpf.VariableSpec `ebpf:"news_lost"`
+	NewsWoke    *ebpf.VariableSpec `ebpf:"news_woke"`
 	OldBrk      *ebpf.VariableSpec `ebpf:"old_brk"`
 	PageSize    *ebpf.VariableSpec `ebpf:"page_size"`
 	ProbeStart  *ebpf.VariableSpec `ebpf:"probe_start"`
@@ -175,6 +177,7 @@ type programVariables struct {
 	Hooks       *ebpf.Variable `ebpf:"hooks"`
 	LockHasPath *ebpf.Variable `ebpf:"lock_has_path"`
 	NewsLost    *ebpf.Variable `ebpf:"news_lost"`
+	NewsWoke    *ebpf.Variable `ebpf:"news_woke"`
 	OldBrk      *ebpf.Variable `ebpf:"old_brk"`
 	PageSize    *ebpf.Variable `ebpf:"page_size"`
 	ProbeStart  *ebpf.Variable `ebpf:"probe_start"`

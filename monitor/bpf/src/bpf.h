@@ -25,6 +25,8 @@ typedef long long s64;
 #define BPF_MAP_TYPE_ARRAY 2
 #define BPF_MAP_TYPE_RINGBUF 27
 #define BPF_F_MMAPABLE 1024
+#define BPF_RB_NO_WAKEUP 1
+#define BPF_RB_FORCE_WAKEUP 2
 
 /* __builtin_preserve_field_info's kinds. */
 #define CORE_FIELD_BYTE_OFFSET 0
@@ -38,6 +40,7 @@ static long (*bpf_probe_read_kernel)(void *dst, u32 size, const void *src) = (vo
 static long (*bpf_ringbuf_output)(void *ring, void *data, u64 size, u64 flags) = (void *)130;
 static struct task_struct *(*bpf_get_current_task_btf)(void) = (void *)158;
 static struct pt_regs *(*bpf_task_pt_regs)(struct task_struct *task) = (void *)175;
+static u64 (*bpf_jiffies64)(void) = (void *)118;
 static long (*bpf_get_func_arg)(void *ctx, u32 n, u64 *value) = (void *)183;
 
 /* The kernel may change the value at any time; read it once, as written. */

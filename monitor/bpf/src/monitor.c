@@ -48,12 +48,27 @@ struct op {
 	u32 arg;
 };
 
-/* Touches [start,end) and sends the news if somebody is interested. */
+/* The clock tick of the last news that woke the reader. */
+u64 news_woke;
+
+/*
+ * Touches [start,end) and sends the news if somebody is interested. The reader
+ * is woken at most once in a tick, since that takes the thread longer than all
+ * the rest; the reader looks again some ticks later before it sleeps.
+ */
 __noinline int record_range(u64 start, u64 end, s32 nr, u32 arg)
 {
 	struct news n = { start, end, nr, arg };
+	u64 now, flags = BPF_RB_NO_WAKEUP;
 
-	if (touch(start, end) && bpf_ringbuf_output(&news, &n, sizeof(n), 0))
+	if (!touch(start, end))
+		return 0;
+	now = bpf_jiffies64();
+	if (READ_ONCE(news_woke) != now) {
+		news_woke = now;
+		flags = BPF_RB_FORCE_WAKEUP;
+	}
+	if (bpf_ringbuf_output(&news, &n, sizeof(n), flags))
 		__sync_fetch_and_add(&news_lost, 1);
 	return 0;
 }
@@ -108,28 +123,32 @@ static __inline_always int harmless_advice(u32 advice)
 u64 old_brk;
 
 /*
- * Fills in op for the native system call nr. Returns false if the call isn't
- * one that can change a mapping or zap anonymous memory; at the lock that is
- * said only of calls that are known.
+ * Fills in op for the native system call nr. Returns false if there is nothing
+ * to record at this place.
+ *
+ * A call that holds mmap_lock for all of its change is recorded once, at the
+ * last moment at which nobody else can have the lock, in whatever mode: before
+ * it is released, or downgraded, as munmap does once the mapping is out of the
+ * tree and before it zaps. Whoever faults, asks for the mapping or maps
+ * something else has to wait until then, so the change and its record appear at
+ * once. Of page tables that move that isn't true, since the processor reads
+ * them without a lock, and mremap is recorded at the start as well.
  */
 static __inline_always int classify(struct op *op, struct pt_regs *regs, struct mm_struct *mm,
 				    s32 nr, int at, int write)
 {
 	u64 addr = SYSCALL_ARG1(regs), len = SYSCALL_ARG2(regs);
+	int last = at == AT_UNLOCK ? write : at == AT_LOCK && !write;
 
 	op->start = addr;
 	op->end = addr + len;
 	switch (nr) {
-	/*
-	 * Those that hold mmap_lock for all of the change are recorded there;
-	 * what they zap needs no record of its own.
-	 */
 	case NR_munmap:
 	case NR_remap_file_pages:
-		return at != AT_ZAP;
+		return last;
 	case NR_mmap:
 		op->arg = SYSCALL_ARG4(regs);
-		return at != AT_ZAP && op->arg & MAP_FIXED;
+		return last && op->arg & MAP_FIXED;
 	case NR_mremap: {
 		u64 old_len = page_up(len), new_len = page_up(SYSCALL_ARG3(regs));
 
@@ -154,18 +173,16 @@ static __inline_always int classify(struct op *op, struct pt_regs *regs, struct 
 		whole(op);
 		return at == AT_ZAP && !harmless_advice(op->arg);
 	case NR_brk:
-		if (at == AT_ZAP)
-			return 0;
 		/* brk sets the new break before it unmaps. */
-		if (write && mm->brk > addr)
+		if (at == AT_LOCK && write)
 			old_brk = mm->brk;
 		op->start = page_up(addr);
 		op->end = page_up(old_brk);
-		return addr != 0 && op->start < op->end;
+		return last && addr != 0 && op->start < op->end;
 	case NR_shmat:
 		op->arg = SYSCALL_ARG3(regs);
 		whole(op); /* the segment's size isn't at hand */
-		return at != AT_ZAP && op->arg & SHM_REMAP;
+		return last && op->arg & SHM_REMAP;
 	case NR_mprotect:
 	case NR_msync:
 	case NR_clone:
