@@ -17,7 +17,8 @@ import (
 
 const (
 	benchBlock = 500       // operations in one measured block
-	benchRange = 400 << 20 // what an operation spans: room for 100 000 pages
+	benchRange = 416 << 20 // what an operation spans: room for 100 000 pages
+	benchAlign = 16 << 20
 )
 
 // pairs measures op in alternating blocks, with and without something
@@ -64,6 +65,17 @@ func pairs(b *testing.B, attach func() error, detach func() error, op func()) {
 	b.ReportMetric((y-x)/x*100, "%")
 }
 
+// mapBench maps the range that is measured, aligned as a large arena is.
+func mapBench(b *testing.B) vm.Range {
+	b.Helper()
+	r := mapPages(b, benchRange+benchAlign).RoundOut(benchAlign)
+	r.End = r.Start + benchRange
+	if r.Start+benchAlign > r.End {
+		b.Fatalf("range %v", r)
+	}
+	return vm.Range{Start: r.Start + benchAlign, End: r.End}
+}
+
 // benchOps are the operations that are measured. r is benchRange bytes without
 // pages.
 func benchOps(b *testing.B, r vm.Range) []struct {
@@ -99,6 +111,11 @@ func benchOps(b *testing.B, r vm.Range) []struct {
 			_, err := mmap(r.Start, r.Len(), unix.MAP_FIXED)
 			try(err)
 		}},
+		// The worst for the touch: edges on every level.
+		{"mmap-fixed-unaligned", func() {
+			_, err := mmap(r.Start+4096, r.Len()-3*4096, unix.MAP_FIXED)
+			try(err)
+		}},
 	}
 }
 
@@ -112,11 +129,7 @@ func BenchmarkMonitor(b *testing.B) {
 			b.Logf("%v", err)
 			continue
 		}
-		a, err := mmap(0, benchRange, unix.MAP_NORESERVE)
-		if err != nil {
-			b.Fatal(err)
-		}
-		r := vm.Range{Start: a, End: a + benchRange}
+		r := mapBench(b)
 		for _, n := range []int{0, 1, 1000, 100_000} {
 			watches := make([]epoch.Watch, n)
 			for i := range watches {
@@ -139,9 +152,6 @@ func BenchmarkMonitor(b *testing.B) {
 				m.table.Unwatch(&watches[i])
 			}
 		}
-		if err := munmap(r); err != nil {
-			b.Fatal(err)
-		}
 		if err := m.Close(); err != nil {
 			b.Fatal(err)
 		}
@@ -152,12 +162,7 @@ func BenchmarkMonitor(b *testing.B) {
 // the monitor uses, and on the entry and exit of all system calls, which it
 // doesn't use.
 func BenchmarkFloor(b *testing.B) {
-	a, err := mmap(0, benchRange, unix.MAP_NORESERVE)
-	if err != nil {
-		b.Fatal(err)
-	}
-	r := vm.Range{Start: a, End: a + benchRange}
-	defer func() { _ = munmap(r) }()
+	r := mapBench(b)
 	for _, set := range []struct {
 		name string
 		tps  []string
