@@ -18,7 +18,7 @@ func TestExplain(t *testing.T) {
 		t.Error(err)
 	}
 	own := fmt.Errorf("own: %w", monitor.ErrNotSupported)
-	if err := explain(own); err != own {
+	if err := explain(own); !errors.Is(err, own) || err.Error() != own.Error() {
 		t.Error(err)
 	}
 	for _, tt := range []struct {

@@ -13,7 +13,8 @@ import (
 	"github.com/pindown/pindown/vm"
 )
 
-// ErrBlind: an operation on a watched page wasn't seen.
+// ErrBlind is returned, wrapped, when an operation on the monitor's own page
+// wasn't seen.
 var ErrBlind = errors.New("bpf: operation not seen")
 
 // scratch is two pages of the monitor's own to try operations on.

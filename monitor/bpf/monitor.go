@@ -265,7 +265,7 @@ func tryLoad(cache *btf.Cache, p *program) (*ebpf.Collection, error) {
 		}
 		set["hooks"] = hooks
 		keep(spec, names...)
-	case ModeSyscalls:
+	case ModeAuto, ModeSyscalls:
 		path, err := lockHasPath(kernel)
 		if err != nil {
 			return nil, err

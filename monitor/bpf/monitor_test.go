@@ -482,3 +482,22 @@ func TestHeartbeat(t *testing.T) {
 		}
 	})
 }
+
+// The verifier gives up at a million instructions; it must stay far from that,
+// since what it looks at grows and shrinks with its version.
+func TestVerifier(t *testing.T) {
+	eachMode(t, func(t *testing.T, mode Mode) {
+		m := mustOpen(t, Options{Mode: mode})
+		for name, p := range m.coll.Programs {
+			info, err := p.Info()
+			if err != nil {
+				t.Fatal(err)
+			}
+			n, ok := info.VerifiedInstructions()
+			t.Logf("%s: %d instructions verified", name, n)
+			if ok && n > 100_000 {
+				t.Errorf("%s: %d instructions verified", name, n)
+			}
+		}
+	})
+}

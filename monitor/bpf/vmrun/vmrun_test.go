@@ -2,7 +2,9 @@ package bpf_test
 
 import (
 	"os"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/pindown/pindown/test/vm"
 )
@@ -12,5 +14,5 @@ func TestVM(t *testing.T) {
 		t.Skip()
 	}
 	m := vm.Boot(t, vm.Options{})
-	m.RunTests(t, vm.TestBinary{Pkg: "./monitor/bpf", Args: []string{"-test.short"}, Run: os.Getenv("BPFVM")})
+	m.RunTests(t, vm.TestBinary{Timeout: 25 * time.Minute, Pkg: "./monitor/bpf", Args: append([]string{"-test.short"}, strings.Fields(os.Getenv("BPFARGS"))...), Run: os.Getenv("BPFVM")})
 }
