@@ -26,7 +26,7 @@ type index struct {
 	each      func(func(*entry)) // visits every live entry, for rebuilding
 	lists     int                // listings
 	level     [indexLevels]int   // listings by level
-	overflows int                // buckets marked as overflowed since the last rebuild
+	overflows int                // buckets marked as overflowed since the last rebuild, not by it
 }
 
 const (
@@ -142,17 +142,31 @@ func (x *index) remove(e *entry) {
 // rebuild lists every live entry in a fresh table with room for n listings. It
 // also sheds the overflow marks that removals leave behind.
 func (x *index) rebuild(n int) *indexTable {
-	t := newIndexTable(uint8(max(bits.Len(uint(n*2/bucketEntries)), minIndexBits)))
+	width := uint8(max(bits.Len(uint(n*2/bucketEntries)), minIndexBits))
+	t, marked := x.fresh(width)
+	// Addresses a fixed distance apart can fall on few buckets.
+	for wider := width + 1; marked*8 > len(t.buckets) && wider <= width+2; wider++ {
+		t, marked = x.fresh(wider)
+	}
+	// What was marked just now isn't counted: it would be marked again, and
+	// each insertion would rebuild the table.
 	x.overflows = 0
+	x.table.Store(t)
+	return t
+}
+
+// fresh returns a table of 1<<width buckets with every live entry, and how many
+// of its buckets are marked as overflowed.
+func (x *index) fresh(width uint8) (t *indexTable, marked int) {
+	t = newIndexTable(width)
 	x.each(func(e *entry) {
 		level, first, last := indexBlocks(e)
 		for b := first; b <= last; b++ {
-			x.overflows += t.add(indexHash(level, b), e)
+			marked += t.add(indexHash(level, b), e)
 		}
 		t.levels.Or(1 << level)
 	})
-	x.table.Store(t)
-	return t
+	return t, marked
 }
 
 // add lists e under h and returns the number of buckets that it newly marked
