@@ -29,6 +29,7 @@ var rough = []monitortest.Exception{
 func TestConformance(t *testing.T) {
 	eachMode(t, func(t *testing.T, mode Mode) {
 		mustOpen(t, Options{Mode: mode})
+		beat := 50 * time.Millisecond
 		o := &monitortest.Options{
 			Require: []vm.Mapping{vm.MappingAnonPrivate, vm.MappingGoHeap, vm.MappingTHP},
 		}
@@ -36,7 +37,8 @@ func TestConformance(t *testing.T) {
 			// Elsewhere a libc, linked in for the race detector, may own the break.
 			o.Require = append(o.Require, vm.MappingBrk)
 			// Under emulation a start takes seconds, most of them in the verifier.
-			o.Opens = 1
+			o.Opens, o.Patience = 1, 10*time.Minute
+			beat = time.Second
 		}
 		if mode == ModeFunctions {
 			o.Require = append(o.Require, vm.MappingAnonShared, vm.MappingMemfd, vm.MappingFilePrivate,
@@ -48,7 +50,7 @@ func TestConformance(t *testing.T) {
 			o.Needless = rough
 		}
 		monitortest.Run(t, func(t *testing.T) monitor.Monitor {
-			m, err := Open(&Options{Mode: mode, Heartbeat: 50 * time.Millisecond})
+			m, err := Open(&Options{Mode: mode, Heartbeat: beat})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -29,10 +29,14 @@ func TestKernel(t *testing.T) {
 		}
 	})
 	t.Run("bpf", func(t *testing.T) {
-		m.RunTests(t, vm.TestBinary{Pkg: "./monitor/bpf", Args: []string{"-test.short"}, Timeout: 15 * time.Minute})
+		// In system-call mode, which runs on the host as well, what differs
+		// between kernels is the matrix.
+		const skip = "TestConformance/syscalls/(hit-allocates-nothing|many-watches|events|feed-overflow|exec-child|" +
+			"address-reuse|go-heap-reuse|close-during-operations|open-and-close)"
+		m.RunTests(t, vm.TestBinary{Pkg: "./monitor/bpf", Args: []string{"-test.short", "-test.skip=" + skip}, Timeout: 15 * time.Minute})
 	})
 	t.Run("soak", func(t *testing.T) {
-		m.RunTests(t, vm.TestBinary{Pkg: "./internal/soak", Env: []string{"PINDOWN_SOAK=20000"}, Timeout: 15 * time.Minute})
+		m.RunTests(t, vm.TestBinary{Pkg: "./internal/soak", Env: []string{"PINDOWN_SOAK=6000"}, Timeout: 15 * time.Minute})
 	})
 	t.Run("cache", func(t *testing.T) {
 		m.RunTests(t, vm.TestBinary{Pkg: ".", Args: []string{"-test.short"}, Run: "TestHitMakesNoSystemCall|TestFork|TestConcurrentUse|Example$", Timeout: 15 * time.Minute})
