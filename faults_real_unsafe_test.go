@@ -608,7 +608,7 @@ func TestFault21OneProcessor(t *testing.T) {
 // TestFault23OperationsWithoutAcquire: a program that registers once and then
 // only maps and unmaps grows nothing.
 func TestFault23OperationsWithoutAcquire(t *testing.T) {
-	n := steps(4000, 500) // the fault was seen with 40 000
+	n := steps(2000, 300) // the fault was seen with 40 000
 	underMonitors(t, nil, func(t *testing.T, r *real) {
 		b := mapAt(t, 0, 4, 0)
 		keep := mapAt(t, 0, 4, 0)
@@ -673,7 +673,7 @@ func TestFault41ManyMappings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := 2000
+	n := 1000
 	if testing.Short() || raceDetector {
 		n = 200
 	}
