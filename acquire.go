@@ -218,22 +218,22 @@ func (c *Cache) miss(ctx context.Context, want Range, access Access, cause MissC
 			continue
 		}
 		f := &flight{want: want, access: access, set: set, done: make(chan struct{})}
-		// A releaser looks at waiters after it has let go, the planner at
+		// A releaser looks at wanted after it has let go, the planner at
 		// holders after it has announced itself: one of them sees the other.
 		if c.opts.WaitForBudget {
-			c.waiters.Add(1)
+			c.wanted.Add(1)
 		}
 		union, wait := c.plan(f)
 		budget, closed := c.budget, c.closed
 		c.mu.Unlock()
 		if !wait {
 			if c.opts.WaitForBudget {
-				c.waiters.Add(-1)
+				c.wanted.Add(-1)
 			}
 			return c.fly(ctx, f, union)
 		}
 		if closed {
-			c.waiters.Add(-1)
+			c.wanted.Add(-1)
 			continue // nobody will wake us any more
 		}
 		c.stats.waits.Add(1)
@@ -241,7 +241,7 @@ func (c *Cache) miss(ctx context.Context, want Range, access Access, cause MissC
 		case <-budget:
 		case <-ctx.Done(): // the loop returns its error
 		}
-		c.waiters.Add(-1)
+		c.wanted.Add(-1)
 	}
 }
 
@@ -301,7 +301,7 @@ func (c *Cache) plan(f *flight) (acc Access, wait bool) {
 			return acc, false
 		}
 	}
-	c.refused = true
+	c.wanted.Or(wantedRefused)
 	if c.opts.WaitForBudget {
 		c.unlist(f)
 		return acc, true
@@ -327,6 +327,7 @@ func (c *Cache) fly(ctx context.Context, f *flight, union Access) (Region, error
 		c.mu.Lock()
 		c.unreserve(f.target)
 		c.mu.Unlock()
+		c.letGo()
 		f.perUse = why
 		c.land(f)
 		if err != nil {
@@ -406,10 +407,11 @@ func (c *Cache) registerPerUse(ctx context.Context, want Range, access Access, w
 
 func (c *Cache) perUseGone() {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.perUseHeld--
 	c.freed()
 	c.finish()
+	c.mu.Unlock()
+	c.letGo()
 }
 
 func (c *Cache) releasePerUse(e *entry) error {

@@ -21,8 +21,9 @@ type Request struct {
 // allocates nothing and makes no system call. regions must be as long as reqs,
 // else the error wraps ErrRange. Items may overlap.
 //
-// With Options.WaitForBudget two batches can each hold what the other waits for;
-// their contexts should have deadlines.
+// With Options.WaitForBudget two batches can each hold what the other waits for,
+// and one that is larger than the budget waits for itself; their contexts should
+// have deadlines.
 func (c *Cache) AcquireBatch(ctx context.Context, reqs []Request, regions []Region) error {
 	if len(regions) != len(reqs) {
 		return fmt.Errorf("acquire batch of %d into %d regions: %w", len(reqs), len(regions), ErrRange)
@@ -30,7 +31,9 @@ func (c *Cache) AcquireBatch(ctx context.Context, reqs []Request, regions []Regi
 	for i, req := range reqs {
 		r, err := c.AcquireRange(ctx, req.Range, req.Access)
 		if err != nil {
-			return errors.Join(fmt.Errorf("batch item %d: %w", i, err), ReleaseAll(regions[:i]))
+			err = errors.Join(fmt.Errorf("batch item %d: %w", i, err), ReleaseAll(regions[:i]))
+			clear(regions)
+			return err
 		}
 		regions[i] = r
 	}
@@ -47,6 +50,7 @@ func (c *Cache) TryAcquireBatch(reqs []Request, regions []Region) bool {
 		r, ok := c.TryAcquireRange(req.Range, req.Access)
 		if !ok {
 			_ = ReleaseAll(regions[:i]) // of cached regions: can't fail
+			clear(regions)
 			return false
 		}
 		regions[i] = r

@@ -51,10 +51,14 @@ type Cache struct {
 	lim      device.Limits
 	pageSize uintptr
 	born     time.Time
-	selected *auto.Selection // the monitor that New opened, or nil
+	selected *auto.Selection // the monitor that New opened, or nil; guarded by mu
+	parting  atomic.Pointer[auto.Selection]
 
-	waiters atomic.Int32 // goroutines that wait, or may soon, for budget
-	stats   counters
+	// wanted says whether anybody is interested in budget: how many goroutines
+	// wait for it, or may soon, and whether a limit has kept something out
+	// since it was last freed.
+	wanted atomic.Int32
+	stats  counters
 
 	mu         sync.Mutex
 	closed     bool
@@ -64,7 +68,6 @@ type Cache struct {
 	bytes      uint64        // pinned by them
 	perUseHeld int           // registrations per use that are held
 	budget     chan struct{} // closed when budget frees and somebody waits
-	refused    bool          // a limit kept something out since budget last freed
 	graves     []*entry      // settled, to be deregistered
 	zombies    int           // dead entries that still have a holder
 	evict      evictor
@@ -78,6 +81,9 @@ type regionSet struct {
 	index *index
 	tree  *btree.BTreeG[treeItem] // guarded by the cache's mu
 }
+
+// wantedRefused is a flag in Cache.wanted.
+const wantedRefused = 1 << 24
 
 // treeItem carries the start address beside the entry, so that a search
 // doesn't touch entries.
@@ -412,6 +418,7 @@ func (c *Cache) exhume(e *entry) {
 	c.mu.Lock()
 	c.unreserve(e.rng())
 	c.mu.Unlock()
+	c.letGo()
 }
 
 // exhumeGraves deregisters everything that waits for it, and reports whether
@@ -443,12 +450,12 @@ func (c *Cache) unreserve(r Range) {
 
 // freed wakes whoever waits for budget. mu must be held.
 func (c *Cache) freed() {
-	if c.waiters.Load() > 0 {
+	wanted := c.wanted.And(^wantedRefused)
+	if wanted&^wantedRefused > 0 {
 		close(c.budget)
 		c.budget = make(chan struct{})
 	}
-	if c.refused {
-		c.refused = false
+	if wanted&wantedRefused != 0 {
 		c.tell(Event{Kind: EventBudgetFreed})
 	}
 }
@@ -510,8 +517,8 @@ func (c *Cache) Shutdown(ctx context.Context) error {
 		return fmt.Errorf("shut down: %w", ErrForked)
 	}
 	c.close()
-	c.waiters.Add(1)
-	defer c.waiters.Add(-1)
+	c.wanted.Add(1)
+	defer c.wanted.Add(-1)
 	for {
 		c.mu.Lock()
 		n, budget := c.held(), c.budget
@@ -561,13 +568,23 @@ func (c *Cache) close() {
 	c.mu.Lock()
 	c.finish()
 	c.mu.Unlock()
+	c.letGo()
 }
 
-// finish lets go of the shared monitor when the closed cache holds nothing any
-// more: until then its table is in use. mu must be held.
+// finish notes that the closed cache holds nothing any more, so that the shared
+// monitor may go: until then its table is in use. mu must be held; whoever
+// releases it calls letGo.
 func (c *Cache) finish() {
 	if c.closed && c.held() == 0 && c.selected != nil {
-		_ = c.selected.Close() // nothing of ours depends on it any more
+		c.parting.Store(c.selected)
 		c.selected = nil
+	}
+}
+
+// letGo closes the share in the monitor that finish has set aside. It takes
+// locks and makes system calls, so mu must not be held.
+func (c *Cache) letGo() {
+	if s := c.parting.Swap(nil); s != nil {
+		_ = s.Close() // nothing of ours depends on it any more
 	}
 }

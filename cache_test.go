@@ -670,3 +670,23 @@ func TestConcurrentUse(t *testing.T) {
 	check(t, "in use", s.InUse, 0)
 	t.Log(s)
 }
+
+// TestBudgetFreedEvent: who was refused at a limit learns when to try again, also
+// when a region only becomes idle.
+func TestBudgetFreedEvent(t *testing.T) {
+	freed := make(chan struct{}, 16)
+	r := newRig(t, nil, &pindown.Options{MaxRegions: 1, MergeBytes: -1, OnEvent: func(e pindown.Event) {
+		if e.Kind == pindown.EventBudgetFreed {
+			freed <- struct{}{}
+		}
+	}})
+	a := r.acquire(t, r.buf(0, page), 0)
+	b := r.acquire(t, r.buf(4*page, page), 0)
+	check(t, "cached", b.Cached(), false)
+	release(t, &a)
+	<-freed
+	release(t, &b)
+	c := r.acquire(t, r.buf(4*page, page), 0)
+	check(t, "cached", c.Cached(), true)
+	release(t, &c)
+}

@@ -84,8 +84,8 @@ func (c *Cache) lastRelease(e *entry, refs int64) error {
 		return fmt.Errorf("release %v: %w", e.rng(), ErrReleased)
 	case refs < 0:
 		c.dropped(e, refs)
-	case c.waiters.Load() > 0:
-		// Now idle, so it can be evicted for someone who waits.
+	case c.wanted.Load() != 0:
+		// Now idle, so it can be evicted for someone who waits or was refused.
 		c.mu.Lock()
 		c.freed()
 		c.mu.Unlock()
