@@ -36,7 +36,7 @@ func TestKernel(t *testing.T) {
 		m.RunTests(t, vm.TestBinary{Pkg: "./monitor/bpf", Args: []string{"-test.short", "-test.skip=" + skip}, Timeout: 15 * time.Minute})
 	})
 	t.Run("soak", func(t *testing.T) {
-		m.RunTests(t, vm.TestBinary{Pkg: "./internal/soak", Env: []string{"PINDOWN_SOAK=6000"}, Timeout: 15 * time.Minute})
+		m.RunTests(t, vm.TestBinary{Pkg: "./internal/soak", Env: []string{"PINDOWN_SOAK=4000"}, Timeout: 15 * time.Minute})
 	})
 	t.Run("cache", func(t *testing.T) {
 		m.RunTests(t, vm.TestBinary{Pkg: ".", Args: []string{"-test.short"}, Run: "TestHitMakesNoSystemCall|TestFork|TestConcurrentUse|Example$", Timeout: 15 * time.Minute})
