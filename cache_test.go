@@ -690,3 +690,35 @@ func TestBudgetFreedEvent(t *testing.T) {
 	check(t, "cached", c.Cached(), true)
 	release(t, &c)
 }
+
+// TestCloseIsNoLoss: a cache that closes the shared monitor as its last user
+// doesn't report that as the loss of it.
+func TestCloseIsNoLoss(t *testing.T) {
+	for range 5 {
+		dev := devicetest.NewFake(&devicetest.FakeOptions{Limits: device.Limits{PageSize: page}})
+		var lost atomic.Int32
+		c, err := pindown.New(dev, &pindown.Options{OnEvent: func(e pindown.Event) {
+			if e.Kind == pindown.EventMonitorLost {
+				lost.Add(1)
+			}
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := c.Acquire(t.Context(), mapMem(t, page), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Released while closing: the reaper finds the last registration.
+		if err := c.Close(); r.Cached() && !errors.Is(err, pindown.ErrInUse) {
+			t.Errorf("close: %v", err)
+		}
+		release(t, &r)
+		r, err = c.Acquire(t.Context(), mapMem(t, page), 0)
+		if !errors.Is(err, pindown.ErrClosed) {
+			t.Errorf("acquire %v: %v", r, err)
+		}
+		check(t, "monitor lost", lost.Load(), 0)
+		dev.AssertEmpty(t)
+	}
+}

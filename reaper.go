@@ -190,6 +190,11 @@ func (s *regionSet) some(r Range, dst []*entry) (n int) {
 // monitorLost gives up everything: nothing can be vouched for any more.
 func (c *Cache) monitorLost() {
 	c.mu.Lock()
+	if c.closed {
+		// It went because we, its last user, let it go.
+		c.mu.Unlock()
+		return
+	}
 	if c.perUseOnly == PerUseInvalid {
 		c.perUseOnly = PerUseLost
 	}
