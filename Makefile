@@ -81,4 +81,4 @@ generate-check: generate ## fail if generated files are not fresh
 	@test -z "$$(git status --porcelain)" || { git status --short; echo "generated files are not committed"; exit 1; }
 
 .PHONY: check
-check: lint generate-check test ## all that CI runs
+check: deps lint generate-check test ## all that CI runs

@@ -153,7 +153,7 @@ func (c *Cache) miss(ctx context.Context, want Range, access Access, cause MissC
 		return Region{}, fmt.Errorf("acquire %v: %w: %w", want, ErrRange, err)
 	}
 	if !access.Valid() {
-		return Region{}, fmt.Errorf("acquire %v with access %v: %w", want, access, ErrAccess)
+		return Region{}, fmt.Errorf("acquire %v with access %v (remote write and atomics need local write): %w", want, access, ErrAccess)
 	}
 	if c.guard.Forked() {
 		return Region{}, fmt.Errorf("acquire %v: %w", want, ErrForked)

@@ -136,9 +136,9 @@ func (c *Cache) set(a Access) *regionSet {
 
 // New returns a cache of registrations with dev. nil options mean defaults.
 //
-// With Options.Monitor nil, New opens the process's shared monitor: the first
-// time that runs the monitors' self-tests, which takes some milliseconds. A
-// machine without a usable monitor is not an error: see Options.Monitor.
+// With Options.Monitor nil, New takes a share in the process's monitor. The first
+// share loads it and runs its self-test, which costs some tenths of a second of
+// CPU time; it goes with the last share. A machine without a usable monitor is not an error: see Options.Monitor.
 //
 // Errors: ErrOptions, and the error of mmap(2) for the fork guard.
 func New(dev device.Device, o *Options) (*Cache, error) {

@@ -59,14 +59,13 @@ func _() {
 	_ = x[EvictBytes-2]
 	_ = x[EvictDevice-3]
 	_ = x[EvictMerge-4]
-	_ = x[EvictExplicit-5]
-	_ = x[EvictClose-6]
-	_ = x[evictCauses-7]
+	_ = x[EvictClose-5]
+	_ = x[evictCauses-6]
 }
 
-const _EvictCause_name = "invalidregions-limitbytes-limitdevice-limitmergeinvalidatecloseevictCauses"
+const _EvictCause_name = "invalidregions-limitbytes-limitdevice-limitmergecloseevictCauses"
 
-var _EvictCause_index = [...]uint8{0, 7, 20, 31, 43, 48, 58, 63, 74}
+var _EvictCause_index = [...]uint8{0, 7, 20, 31, 43, 48, 53, 64}
 
 func (i EvictCause) String() string {
 	idx := int(i) - 0

@@ -81,13 +81,12 @@ type EvictCause uint8
 
 // Causes of an eviction.
 const (
-	EvictInvalid  EvictCause = iota // invalid
-	EvictRegions                    // regions-limit
-	EvictBytes                      // bytes-limit
-	EvictDevice                     // device-limit
-	EvictMerge                      // merge
-	EvictExplicit                   // invalidate
-	EvictClose                      // close
+	EvictInvalid EvictCause = iota // invalid
+	EvictRegions                   // regions-limit
+	EvictBytes                     // bytes-limit
+	EvictDevice                    // device-limit
+	EvictMerge                     // merge
+	EvictClose                     // close
 	evictCauses
 )
 

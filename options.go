@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/pindown/pindown/device"
@@ -105,6 +106,9 @@ func (o *Options) validate(dev device.Device) error {
 	}
 	if o.MaxRegions < 1 {
 		errs = append(errs, fmt.Errorf("MaxRegions is %d", o.MaxRegions))
+	}
+	if page := uint64(os.Getpagesize()); o.MaxBytes < page {
+		errs = append(errs, fmt.Errorf("MaxBytes is %d, a page is %d", o.MaxBytes, page))
 	}
 	if dev != nil {
 		if lim := dev.Limits(); lim.MaxRegistrations > 0 && o.MaxRegions > lim.MaxRegistrations {

@@ -8,8 +8,9 @@ import (
 
 // Region is the holder's handle on a registration. It is returned by Acquire
 // and must be released exactly once. It is a small value; pass it by value or
-// keep it in a variable, but release only one copy. The zero Region holds
-// nothing.
+// keep it in a variable, but release only one copy: a second one takes another
+// holder's share, and the mistake shows only there. The zero Region, which a
+// failed Acquire and Release leave behind, holds nothing; its accessors panic.
 type Region struct {
 	c *Cache
 	e *entry

@@ -79,8 +79,8 @@ func (h *histogram) latency() Latency {
 	return l
 }
 
-// Stats is a snapshot of a cache's counters. Counters never decrease; those
-// under Now are levels.
+// Stats is a snapshot of a cache's counters. Counters never decrease,
+// but for the levels at the end.
 type Stats struct {
 	Monitor string // name of the monitor, "none" without
 	Device  string // name of the device
@@ -93,7 +93,8 @@ type Stats struct {
 	Misses        map[MissCause]uint64
 	Invalidations map[vm.Op]uint64
 	Evictions     map[EvictCause]uint64
-	// PerUse counts registrations made for one holder, beside the cache.
+	// PerUse counts acquires that went to the device for one holder, beside the
+	// cache, whether or not the device then registered.
 	PerUse map[PerUseCause]uint64
 
 	// Waits counts acquires that waited for another goroutine's registration

@@ -50,7 +50,7 @@ func (r Range) Check() error {
 	case r.End == r.Start:
 		return fmt.Errorf("range %v: %w", r, ErrEmpty)
 	case r.End < r.Start:
-		return fmt.Errorf("range %v: %w", r, ErrOverflow)
+		return fmt.Errorf("range %v ends before it starts: %w", r, ErrOverflow)
 	}
 	return nil
 }

@@ -64,7 +64,7 @@ It fails if a block is wrong in any mode but no-monitor.`,
 func (o *demoOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.demo.File, "file", "", "`path` of the file to write, which is kept (default a temporary file)")
 	f.BoolVar(&o.demo.Force, "force", false, "overwrite the file even if the demo didn't make it")
-	f.IntVar(&o.demo.Rounds, "rounds", demo.DefaultRounds, "rounds in each mode; a round writes each buffer of the pool")
+	f.IntVar(&o.demo.Rounds, "rounds", demo.DefaultRounds, "blocks to write in each mode")
 	f.Var(&o.buffer, "buffer", "size of a buffer, a multiple of the page `size` (default 4K)")
 	f.StringVar(&o.churn, "churn", "mixed", "how buffers come and go: "+strings.Join(demo.Churns(), ", "))
 	f.StringVar(&o.monitor, "monitor", "auto", "monitor for the mode pindown: "+strings.Join(monitorNames(), ", "))
