@@ -83,7 +83,7 @@ func (o *Options) withDefaults(lim device.Limits) Options {
 	if c.MaxBytes == 0 {
 		c.MaxBytes = defaultMaxBytes
 		if lim.MaxPinnedBytes > 0 {
-			c.MaxBytes = lim.MaxPinnedBytes - lim.MaxPinnedBytes/8
+			c.MaxBytes = max(lim.MaxPinnedBytes-lim.MaxPinnedBytes/8, uint64(os.Getpagesize()))
 		}
 	}
 	if c.MergeBytes == 0 {
