@@ -2,8 +2,10 @@
 
 GO        ?= go
 FUZZTIME  ?= 5s
-LINT      := $(GO) tool -modfile=internal/tools/go.mod golangci-lint
 BIN       := bin
+# The linter's cache is the checkout's own: it remembers paths, and exclusions by
+# path would miss what another checkout has left there.
+LINT      := GOLANGCI_LINT_CACHE=$(CURDIR)/$(BIN)/lint-cache $(GO) tool -modfile=internal/tools/go.mod golangci-lint
 
 # What the tests need beside Go. On a machine without apt-get or root, `make
 # deps` prints the list and the tests that lack something skip (with CI=true
