@@ -119,7 +119,14 @@ func (o *demoOptions) run(cmd *cobra.Command) error {
 	if err := write(cmd.OutOrStdout()); err != nil {
 		return fmt.Errorf("write result: %w", err)
 	}
-	return res.Failure()
+	if err := res.Failure(); err != nil {
+		return err
+	}
+	if o.monitor != "auto" && o.monitor != "none" && res.Monitor == "none" {
+		// Who asks for one by name doesn't want the demo without it.
+		return fmt.Errorf("%w: --monitor %s: %s", demo.ErrNotSupported, o.monitor, res.Reason)
+	}
+	return nil
 }
 
 // monitorNames returns what --monitor takes: a monitor with several modes is
