@@ -35,7 +35,7 @@ func TestKernel(t *testing.T) {
 		const skip = "TestConformance/syscalls/(closed|hit-allocates-nothing|many-watches|events|feed-overflow|exec-child|" +
 			"address-reuse|go-heap-reuse|close-during-operations|open-and-close)|" +
 			"TestConformance/syscalls/registration-races/(gomaxprocs|signals|gc)|" +
-			"TestConformance/functions/registration-races/gc-gomaxprocs-1"
+			"TestConformance/functions/registration-races/gc-gomaxprocs-1|Test(NothingLeft|Processes|GoHeap)/syscalls"
 		m.RunTests(t, vm.TestBinary{Pkg: "./monitor/bpf", Args: []string{"-test.short", "-test.skip=" + skip}, Timeout: 25 * time.Minute})
 	})
 	t.Run("soak", func(t *testing.T) {
