@@ -125,9 +125,10 @@ func (c *Cache) awaitHitCheck() {
 	}
 }
 
-// recheck decides by the stamp, after the word has changed.
+// recheck decides by the stamp, after the word has changed. The monitor's hit
+// check has been made.
 func (c *Cache) recheck(e *entry) bool {
-	if !c.valid(e) {
+	if !c.unchanged(e) {
 		return false
 	}
 	c.stats.restamped.Add(1)
