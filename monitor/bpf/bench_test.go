@@ -8,6 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
@@ -21,10 +22,19 @@ const (
 	benchAlign = 16 << 20
 )
 
-// pairs measures op in alternating blocks, with and without something
-// attached, by the thread's processor time, and reports both lower quartiles
-// and the difference: what others do on the machine only ever adds.
-func pairs(b *testing.B, attach func() error, detach func() error, op func()) {
+// state is one way of the machine to be in while an operation is measured.
+type state struct {
+	name         string
+	enter, leave func() error
+	op           func()
+}
+
+// alternate measures one operation in several states, a short block at a time
+// in turn, by the thread's processor time. It returns for each state the median
+// time of the operation in ns, and the medians over the rounds of what it takes
+// longer than in the first state, in ns and as a share. Medians of differences
+// within a round, since the machine's speed changes from second to second.
+func alternate(b *testing.B, block int, states []state) (ns, extra, share []float64) {
 	b.Helper()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -35,34 +45,43 @@ func pairs(b *testing.B, attach func() error, detach func() error, op func()) {
 		}
 		return ts.Nano()
 	}
-	block := func(n int) float64 {
-		start := now()
-		for range n {
-			op()
+	try := func(f func() error) {
+		if f == nil {
+			return
 		}
-		return float64(now()-start) / float64(n)
+		if err := f(); err != nil {
+			b.Fatal(err)
+		}
 	}
-	var bare, seen []float64
+	times, extras, shares := make([][]float64, len(states)), make([][]float64, len(states)), make([][]float64, len(states))
 	for b.Loop() {
-		if err := detach(); err != nil {
-			b.Fatal(err)
+		for i, s := range states {
+			try(s.enter)
+			for range max(block/10, 1) {
+				s.op()
+			}
+			start := now()
+			for range block {
+				s.op()
+			}
+			t := float64(now()-start) / float64(block)
+			try(s.leave)
+			times[i] = append(times[i], t)
+			bare := times[0][len(times[0])-1]
+			extras[i], shares[i] = append(extras[i], t-bare), append(shares[i], (t-bare)/bare)
 		}
-		block(benchBlock / 10)
-		bare = append(bare, block(benchBlock))
-		if err := attach(); err != nil {
-			b.Fatal(err)
-		}
-		block(benchBlock / 10)
-		seen = append(seen, block(benchBlock))
 	}
-	slices.Sort(bare)
-	slices.Sort(seen)
-	x, y := bare[len(bare)/4], seen[len(seen)/4]
-	b.ReportMetric(0, "ns/op")
-	b.ReportMetric(x, "bare-ns")
-	b.ReportMetric(y, "seen-ns")
-	b.ReportMetric(y-x, "extra-ns")
-	b.ReportMetric((y-x)/x*100, "%")
+	for i := range states {
+		ns = append(ns, median(times[i]))
+		extra = append(extra, median(extras[i]))
+		share = append(share, median(shares[i]))
+	}
+	return ns, extra, share
+}
+
+func median(x []float64) float64 {
+	slices.Sort(x)
+	return x[len(x)/2]
 }
 
 // mapBench maps the range that is measured, aligned as a large arena is.
@@ -79,8 +98,9 @@ func mapBench(b *testing.B) vm.Range {
 // benchOps are the operations that are measured. r is benchRange bytes without
 // pages.
 func benchOps(b *testing.B, r vm.Range) []struct {
-	name string
-	do   func()
+	name   string
+	ranged bool // on all of r
+	do     func()
 } {
 	try := func(err error) {
 		if err != nil {
@@ -89,68 +109,66 @@ func benchOps(b *testing.B, r vm.Range) []struct {
 	}
 	page := vm.Range{Start: r.Start, End: r.Start + 4096}
 	return []struct {
-		name string
-		do   func()
+		name   string
+		ranged bool
+		do     func()
 	}{
-		{"getppid", func() { unix.Getppid() }},
-		{"fault", func() { poke(page.Start); try(madvise(page, unix.MADV_DONTNEED)) }},
-		{"madvise", func() { try(madvise(page, unix.MADV_DONTNEED)) }},
-		{"madvise-page-in-range", func() { poke(page.Start); try(madvise(r, unix.MADV_DONTNEED)) }},
-		{"mmap-munmap", func() {
+		{"getppid", false, func() { unix.Getppid() }},
+		{"fault", false, func() { poke(page.Start); try(madvise(page, unix.MADV_DONTNEED)) }},
+		{"madvise", false, func() { try(madvise(page, unix.MADV_DONTNEED)) }},
+		{"madvise-page-in-range", true, func() { poke(page.Start); try(madvise(r, unix.MADV_DONTNEED)) }},
+		{"mmap-munmap", false, func() {
 			a, err := mmap(0, 4096, 0)
 			try(err)
 			try(munmap(vm.Range{Start: a, End: a + 4096}))
 		}},
-		{"mmap-poke-munmap", func() {
+		{"mmap-poke-munmap", false, func() {
 			a, err := mmap(0, 4096, 0)
 			try(err)
 			poke(a)
 			try(munmap(vm.Range{Start: a, End: a + 4096}))
 		}},
-		{"mmap-fixed-range", func() {
+		{"mmap-fixed-range", true, func() {
 			_, err := mmap(r.Start, r.Len(), unix.MAP_FIXED)
 			try(err)
 		}},
 		// The worst for the touch: edges on every level.
-		{"mmap-fixed-unaligned", func() {
+		{"mmap-fixed-unaligned", true, func() {
 			_, err := mmap(r.Start+4096, r.Len()-3*4096, unix.MAP_FIXED)
 			try(err)
 		}},
 	}
 }
 
-// BenchmarkMonitor measures the tax on operations of this process and on a
-// system call that has nothing to do with memory, by the number of
-// registrations in the range.
-func BenchmarkMonitor(b *testing.B) {
+// BenchmarkTax measures what operations that nobody is interested in cost
+// more, and a system call that has nothing to do with memory: with the monitor,
+// and with empty programs in its stead, which is what the kernel's hooks cost.
+func BenchmarkTax(b *testing.B) {
 	for _, mode := range []Mode{ModeFunctions, ModeSyscalls} {
-		m, err := Open(&Options{Mode: mode, Regions: 100_000, Heartbeat: -1})
+		m, err := Open(&Options{Mode: mode, Heartbeat: -1})
 		if err != nil {
 			b.Logf("%v", err)
 			continue
 		}
+		empty := newFloor(b, m)
 		r := mapBench(b)
-		for _, n := range []int{0, 1, 1000, 100_000} {
-			watches := make([]epoch.Watch, n)
-			for i := range watches {
-				at := r.Start + uintptr(i)*4096
-				if err := m.table.Watch(&watches[i], vm.Range{Start: at, End: at + 4096}); err != nil {
-					b.Fatal(err)
-				}
-			}
-			for _, op := range benchOps(b, r) {
-				b.Run(fmt.Sprintf("%v/interest=%d/%s", mode, n, op.name), func(b *testing.B) {
-					pairs(b, m.attach, m.detach, op.do)
+		if err := m.detach(); err != nil {
+			b.Fatal(err)
+		}
+		for _, op := range benchOps(b, r) {
+			b.Run(fmt.Sprintf("%v/%s", mode, op.name), func(b *testing.B) {
+				ns, extra, share := alternate(b, benchBlock, []state{
+					{"bare", nil, nil, op.do},
+					{"floor", empty.attach, empty.detach, op.do},
+					{"seen", m.attach, m.detach, op.do},
 				})
-				// Whatever the last round left.
-				_ = m.detach()
-				if err := m.attach(); err != nil {
-					b.Fatal(err)
-				}
-			}
-			for i := range watches {
-				m.table.Unwatch(&watches[i])
-			}
+				b.ReportMetric(0, "ns/op")
+				b.ReportMetric(ns[0], "bare-ns")
+				b.ReportMetric(extra[1], "floor-ns")
+				b.ReportMetric(extra[2], "extra-ns")
+				b.ReportMetric(share[1]*100, "floor-%")
+				b.ReportMetric(share[2]*100, "extra-%")
+			})
 		}
 		if err := m.Close(); err != nil {
 			b.Fatal(err)
@@ -158,52 +176,120 @@ func BenchmarkMonitor(b *testing.B) {
 	}
 }
 
-// BenchmarkFloor measures what an empty program costs on the tracepoints that
-// the monitor uses, and on the entry and exit of all system calls, which it
-// doesn't use.
-func BenchmarkFloor(b *testing.B) {
-	r := mapBench(b)
-	for _, set := range []struct {
-		name string
-		tps  []string
-	}{
-		{"used", []string{"rss_stat", "mmap_lock_acquire_returned", "mmap_lock_released"}},
-		{"rss_stat", []string{"rss_stat"}},
-		{"syscalls", []string{"sys_enter", "sys_exit"}},
-	} {
-		var progs []*ebpf.Program
-		for _, tp := range set.tps {
-			p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-				Type: ebpf.Tracing, AttachType: ebpf.AttachTraceRawTp, AttachTo: tp, License: "GPL",
-				Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
-			})
-			if err != nil {
-				b.Skipf("needs CAP_BPF and CAP_PERFMON: %v", err)
-			}
-			defer p.Close()
-			progs = append(progs, p)
+// BenchmarkRegistrations measures what an operation over so many registrations
+// takes longer than without a monitor, and how that grows with their number.
+func BenchmarkRegistrations(b *testing.B) {
+	for _, mode := range []Mode{ModeFunctions, ModeSyscalls} {
+		m, err := Open(&Options{Mode: mode, Regions: 100_000, Heartbeat: -1})
+		if err != nil {
+			b.Logf("%v", err)
+			continue
 		}
-		var links []link.Link
-		attach := func() error {
-			for _, p := range progs {
-				l, err := link.AttachTracing(link.TracingOptions{Program: p})
-				if err != nil {
-					return err
+		counts := []int{1, 1000, 100_000}
+		ranges := make([]vm.Range, len(counts))
+		for i, n := range counts {
+			ranges[i] = mapBench(b)
+			for k := range n {
+				// The single one is in the middle, as are most of many.
+				at := ranges[i].Start + ranges[i].Len()/uintptr(2*n)&^4095 + uintptr(k)*4096
+				if err := m.table.Watch(new(epoch.Watch), vm.Range{Start: at, End: at + 4096}); err != nil {
+					b.Fatal(err)
 				}
-				links = append(links, l)
 			}
-			return nil
 		}
-		detach := func() error {
-			for _, l := range links {
-				_ = l.Close()
+		if err := m.detach(); err != nil {
+			b.Fatal(err)
+		}
+		for i, op := range benchOps(b, ranges[0]) {
+			if !op.ranged {
+				continue
 			}
-			links = nil
-			return nil
+			b.Run(fmt.Sprintf("%v/%s", mode, op.name), func(b *testing.B) {
+				var states []state
+				for k := range counts {
+					do := benchOps(b, ranges[k])[i].do
+					states = append(states, state{"bare", nil, nil, do}, state{"seen", m.attach, m.detach, do})
+				}
+				ns, _, _ := alternate(b, benchBlock, states)
+				b.ReportMetric(0, "ns/op")
+				for k, n := range counts {
+					b.ReportMetric(ns[2*k+1]-ns[2*k], fmt.Sprintf("extra-ns/%d", n))
+				}
+				b.ReportMetric((ns[5]-ns[4])/(ns[1]-ns[0]), "ratio")
+			})
 		}
-		for _, op := range benchOps(b, r) {
-			b.Run(set.name+"/"+op.name, func(b *testing.B) { pairs(b, attach, detach, op.do) })
-			_ = detach()
+		if err := m.Close(); err != nil {
+			b.Fatal(err)
 		}
 	}
+}
+
+// floor is a set of empty programs where a monitor's are.
+type floor struct {
+	programs []*ebpf.Program
+	links    []link.Link
+}
+
+func newFloor(b *testing.B, m *Monitor) *floor {
+	b.Helper()
+	f := new(floor)
+	for name := range m.coll.Programs {
+		spec := &ebpf.ProgramSpec{
+			Type: ebpf.Tracing, License: "GPL",
+			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
+		}
+		spec.AttachType, spec.AttachTo = m.hookOf(b, name)
+		p, err := ebpf.NewProgram(spec)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { _ = p.Close() })
+		f.programs = append(f.programs, p)
+	}
+	return f
+}
+
+// hookOf returns where the program of that name is attached.
+func (m *Monitor) hookOf(b *testing.B, name string) (ebpf.AttachType, string) {
+	b.Helper()
+	if m.mode == ModeSyscalls {
+		return ebpf.AttachTraceRawTp, map[string]string{
+			"on_rss_stat": "rss_stat", "on_lock": "mmap_lock_acquire_returned", "on_unlock": "mmap_lock_released",
+		}[name]
+	}
+	kernel, err := btf.LoadKernelSpec()
+	if err != nil {
+		b.Fatal(err)
+	}
+	found, err := targets(kernel)
+	if err != nil {
+		b.Fatal(err)
+	}
+	var i int
+	if _, err := fmt.Sscanf(name, "on_enter%d", &i); err == nil {
+		return ebpf.AttachTraceFEntry, found[i].name
+	}
+	if _, err := fmt.Sscanf(name, "on_exit%d", &i); err != nil {
+		b.Fatalf("program %s: %v", name, err)
+	}
+	return ebpf.AttachTraceFExit, found[i].name
+}
+
+func (f *floor) attach() error {
+	for _, p := range f.programs {
+		l, err := link.AttachTracing(link.TracingOptions{Program: p})
+		if err != nil {
+			return err
+		}
+		f.links = append(f.links, l)
+	}
+	return nil
+}
+
+func (f *floor) detach() error {
+	for _, l := range f.links {
+		_ = l.Close()
+	}
+	f.links = nil
+	return nil
 }
