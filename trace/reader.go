@@ -25,6 +25,7 @@ type Reader struct {
 	rest    []byte // of the current block
 	left    uint32 // records in it
 	prev    previous
+	fields  decoder
 	records uint64 // read, skipped or known to be missing
 	last    time.Duration
 	ended   bool // the end block was seen
@@ -141,12 +142,13 @@ func (t *Reader) decode() Record {
 		return t.spoiled()
 	}
 	kind, body := tag(t.rest[0]), t.rest[1+size:][:n]
-	d := decoder{b: body}
+	d := &t.fields
+	*d = decoder{b: body}
 	t.rest = t.rest[1+size+int(n):]
 	var r Record
 	switch kind {
 	case tagEvent:
-		t.event.decode(&d, &t.prev)
+		t.event.decode(d, &t.prev)
 		if d.bad {
 			return t.spoiled()
 		}
@@ -176,7 +178,7 @@ func (t *Reader) decode() Record {
 		t.skipped++
 		return nil
 	}
-	if r.decode(&d, &t.prev); d.bad {
+	if r.decode(d, &t.prev); d.bad {
 		return t.spoiled()
 	}
 	t.records++

@@ -29,6 +29,7 @@ type Writer struct {
 	body    []byte
 	out     []byte
 	prev    previous
+	next    previous // after the record in the making
 	head    blockHeader
 	written int64
 	dropped Lost
@@ -113,12 +114,12 @@ func (t *Writer) record(r Record) error {
 	if err := r.check(); err != nil {
 		return fmt.Errorf("write trace: %w", err)
 	}
-	prev := t.prev
-	t.body = r.append(t.body[:0], &prev)
+	t.next = t.prev
+	t.body = r.append(t.body[:0], &t.next)
 	if len(t.body) > maxRecord {
 		return fmt.Errorf("write trace: %w", bad("%d bytes", len(t.body)))
 	}
-	t.prev = prev
+	t.prev = t.next
 	t.block = append(t.block, byte(r.tag()))
 	t.block = binary.AppendUvarint(t.block, uint64(len(t.body)))
 	t.block = append(t.block, t.body...)
