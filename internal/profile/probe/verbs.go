@@ -1,0 +1,124 @@
+package probe
+
+import (
+	"debug/elf"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+type fileID struct{ dev, ino uint64 }
+
+// verbsFunctions are those of libibverbs that are watched, with the cookies
+// that tell src/profile.c which is which.
+var verbsFunctions = map[string]uint64{
+	"ibv_reg_mr":       1,
+	"ibv_reg_mr_iova":  2,
+	"ibv_reg_mr_iova2": 2,
+	"ibv_dereg_mr":     3,
+	"ibv_rereg_mr":     4,
+}
+
+// IsVerbs reports whether a file of that name is a copy of libibverbs.
+func IsVerbs(path string) bool {
+	name := filepath.Base(path)
+	return name == "libibverbs.so" || strings.HasPrefix(name, "libibverbs.so.")
+}
+
+// AttachVerbs watches the registrations made through the copy of libibverbs at
+// path, in all followed tasks. It does nothing for a file that is watched
+// already. Calls that are in progress aren't seen.
+func (p *Probe) AttachVerbs(path string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	id := fileID{st.Dev, st.Ino}
+	if p.verbs[id] {
+		return nil
+	}
+	p.verbs[id] = true
+	offsets, err := functionOffsets(path)
+	if err != nil {
+		return fmt.Errorf("read %s: %w", path, err)
+	}
+	exe, err := link.OpenExecutable(path)
+	if err != nil {
+		return fmt.Errorf("open %s: %w", path, err)
+	}
+	for _, f := range offsets {
+		opts := &link.UprobeOptions{Address: f.offset, Cookie: f.cookie}
+		// The return first: a call is known by its entry.
+		exit, err := exe.Uretprobe(f.name, p.coll.Programs["on_verbs_return"], opts)
+		if err != nil {
+			return fmt.Errorf("attach to %s in %s: %w", f.name, path, explain(err))
+		}
+		p.links = append(p.links, exit)
+		entry, err := exe.Uprobe(f.name, p.coll.Programs["on_verbs"], opts)
+		if err != nil {
+			return fmt.Errorf("attach to %s in %s: %w", f.name, path, explain(err))
+		}
+		p.links = append(p.links, entry)
+	}
+	return nil
+}
+
+type function struct {
+	name           string
+	offset, cookie uint64
+}
+
+// functionOffsets finds the functions in a library: all versions of a symbol.
+func functionOffsets(path string) ([]function, error) {
+	f, err := elf.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	symbols, err := f.DynamicSymbols()
+	if err != nil {
+		return nil, err
+	}
+	var found []function
+	seen := map[uint64]bool{}
+	for _, s := range symbols {
+		cookie := verbsFunctions[s.Name]
+		if cookie == 0 || elf.ST_TYPE(s.Info) != elf.STT_FUNC || s.Section == elf.SHN_UNDEF || seen[s.Value] {
+			continue
+		}
+		for _, prog := range f.Progs {
+			if prog.Type == elf.PT_LOAD && s.Value >= prog.Vaddr && s.Value < prog.Vaddr+prog.Filesz {
+				seen[s.Value] = true
+				found = append(found, function{s.Name, s.Value - prog.Vaddr + prog.Off, cookie})
+			}
+		}
+	}
+	if len(found) == 0 {
+		return nil, errors.New("no function that registers memory")
+	}
+	return found, nil
+}
+
+// InstalledVerbs returns the copies of libibverbs at the usual places: those in
+// the directories of the environment variable LD_LIBRARY_PATH, and of the
+// system.
+func InstalledVerbs() []string {
+	dirs := filepath.SplitList(os.Getenv("LD_LIBRARY_PATH"))
+	dirs = append(dirs, "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/local/lib64",
+		"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu")
+	var found []string
+	for _, dir := range dirs {
+		if dir == "" {
+			continue
+		}
+		// The pattern is a good one.
+		files, _ := filepath.Glob(filepath.Join(dir, "libibverbs.so*"))
+		found = append(found, files...)
+	}
+	return found
+}
