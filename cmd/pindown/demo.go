@@ -152,26 +152,35 @@ func monitorOpener(ctx context.Context, name string) (func() (monitor.Monitor, s
 	case "none":
 		return func() (monitor.Monitor, string) { return nil, "none was asked for" }, nil
 	}
-	var openers []auto.Opener
-	for _, o := range auto.Openers() {
-		if name == o.Name || name == o.Name+"-"+o.Mode {
-			openers = append(openers, o)
-		}
-	}
+	openers := monitorOpeners(name)
 	if len(openers) == 0 {
 		return nil, usageError{fmt.Errorf("--monitor %s: one of %s", name, strings.Join(monitorNames(), ", "))}
 	}
-	return func() (monitor.Monitor, string) {
-		var reasons []string
-		for _, o := range openers {
-			m, c := auto.Try(ctx, o)
-			if m != nil {
-				return m, ""
-			}
-			reasons = append(reasons, fmt.Sprintf("%v: %s", c, c.Reason))
+	return func() (monitor.Monitor, string) { return tryMonitors(ctx, openers) }, nil
+}
+
+// monitorOpeners returns the openers of that name, best first; all for "auto".
+func monitorOpeners(name string) []auto.Opener {
+	var openers []auto.Opener
+	for _, o := range auto.Openers() {
+		if name == "auto" || name == o.Name || name == o.Name+"-"+o.Mode {
+			openers = append(openers, o)
 		}
-		return nil, strings.Join(reasons, "; ")
-	}, nil
+	}
+	return openers
+}
+
+// tryMonitors returns the first monitor that is usable, or why none is.
+func tryMonitors(ctx context.Context, openers []auto.Opener) (monitor.Monitor, string) {
+	var reasons []string
+	for _, o := range openers {
+		m, c := auto.Try(ctx, o)
+		if m != nil {
+			return m, ""
+		}
+		reasons = append(reasons, fmt.Sprintf("%v: %s", c, c.Reason))
+	}
+	return nil, strings.Join(reasons, "; ")
 }
 
 // size is a flag for a number of bytes, with an optional binary unit.

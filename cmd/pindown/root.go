@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/pindown/pindown/device"
+	"github.com/pindown/pindown/internal/bench"
 	"github.com/pindown/pindown/internal/demo"
 )
 
@@ -52,7 +53,7 @@ Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 not supported on this machine.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w\nRun '%s --help' for usage", err, cmd.CommandPath())}
 	})
-	root.AddCommand(newDemoCommand(), newDoctorCommand(), newVersionCommand())
+	root.AddCommand(newBenchCommand(), newDemoCommand(), newDoctorCommand(), newVersionCommand())
 	return root
 }
 
@@ -74,7 +75,7 @@ func exitCode(err error) int {
 		return exitOK
 	case usage, errors.Is(err, demo.ErrOptions):
 		return exitUsage
-	case errors.Is(err, demo.ErrNotSupported):
+	case errors.Is(err, demo.ErrNotSupported), errors.Is(err, errNoMonitor), errors.Is(err, bench.ErrNotCached):
 		return exitUnsupported
 	default:
 		return exitFailed
