@@ -37,11 +37,11 @@ func (c *Cache) Acquire(ctx context.Context, buf []byte, access Access) (Region,
 // AcquireRange is Acquire for memory given by address, such as memory that Go
 // doesn't own.
 func (c *Cache) AcquireRange(ctx context.Context, r Range, access Access) (Region, error) {
-	e, cause := c.hit(r, access)
+	reg, cause := c.hit(r, access)
 	if cause == hitValid {
-		return Region{c: c, e: e}, nil
+		return reg, nil
 	}
-	return c.miss(ctx, r, access, cause, e)
+	return c.miss(ctx, r, access, cause, reg.e)
 }
 
 // TryAcquire returns a region if that is possible as a hit: with no context,
@@ -54,12 +54,12 @@ func (c *Cache) TryAcquire(buf []byte, access Access) (Region, bool) {
 
 // TryAcquireRange is TryAcquire for memory given by address.
 func (c *Cache) TryAcquireRange(r Range, access Access) (Region, bool) {
-	e, cause := c.hit(r, access)
+	reg, cause := c.hit(r, access)
 	switch {
 	case cause == hitValid:
-		return Region{c: c, e: e}, true
-	case e != nil:
-		c.retire(e, vm.OpUnknown)
+		return reg, true
+	case reg.e != nil:
+		c.retire(reg.e, vm.OpUnknown)
 	}
 	return Region{}, false
 }
@@ -67,50 +67,65 @@ func (c *Cache) TryAcquireRange(r Range, access Access) (Region, bool) {
 // hitValid is what hit returns instead of the cause of a miss.
 const hitValid = MissInvalid
 
-// hit returns the live entry that serves r, with a holder added, and hitValid;
-// or the cause of the miss, and the entry that was found stale, if any, which the
-// caller retires.
+// hit returns a region that serves r and hitValid; or the cause of the miss,
+// and a region with the entry that was found stale, if any, which the caller
+// retires.
 //
-// The holder is added before the check, so an entry that passes can't be
+// The holder is noted before the check, so an entry that passes can't be
 // deregistered; the check reads the table's word after that, so whatever
 // returned before hit was called is seen.
-func (c *Cache) hit(r Range, access Access) (*entry, MissCause) {
+func (c *Cache) hit(r Range, access Access) (Region, MissCause) {
+	e, cause := c.find(r, access)
+	if e == nil {
+		return Region{}, cause
+	}
+	reg := Region{c: c, e: e}
+	if reg.h, reg.word = c.holds.line(stackAddress()).claim(e.id()); reg.h == nil {
+		e.refs.Add(1)
+		c.stats.unnoted.Add(1)
+	}
+	return c.verify(reg)
+}
+
+// find returns the live entry that covers r with the given access; or nil and
+// the cause of the miss. All entries of a set have the same attributes.
+func (c *Cache) find(r Range, access Access) (*entry, MissCause) {
 	if r.Start >= r.End || c.guard.Forked() {
 		return nil, MissAbsent
 	}
 	e := c.set(access).index.lookup(r)
-	if e == nil {
+	switch {
+	case e == nil:
 		return nil, MissAbsent
-	}
-	if !e.access.Covers(access) {
+	case access&^e.granted() != 0:
 		return nil, MissAccess
 	}
-	refs := e.refs.Add(refAcquire)
-	if refs&(refDead|refAlarm) != 0 && !c.oddRefs(e, refs) {
-		return nil, MissStale
-	}
+	return e, hitValid
+}
+
+// verify is the rest of hit, after the holder was noted.
+func (c *Cache) verify(reg Region) (Region, MissCause) {
 	if c.hitCheck != nil {
 		c.awaitHitCheck()
 	}
-	if uint64(c.table.Word()) == e.seen.Load() || c.recheck(e) {
-		return e, hitValid
+	e := reg.e
+	if seen := e.seen.Load(); seen == uint64(c.table.Word()) || seen != 0 && c.recheck(e, seen) {
+		e.mark()
+		return reg, hitValid
 	}
-	c.undo(e)
-	return e, MissStale
+	c.undo(reg)
+	return Region{e: e}, MissStale
 }
 
-// oddRefs deals with a dead entry (false: no hit) and with a hit counter that
-// is about to overflow (true).
-func (c *Cache) oddRefs(e *entry, refs int64) bool {
-	if refs < 0 {
-		c.dropped(e, e.refs.Add(-refAcquire))
-		return false
+// undo takes back an acquire that is no hit.
+func (c *Cache) undo(reg Region) {
+	c.stats.undone.Add(1)
+	if reg.h == nil {
+		reg.e.drop()
+	} else {
+		reg.h.release(reg.word)
 	}
-	// Half stays, so that a hit that is taken back can't make it negative.
-	if e.refs.CompareAndSwap(refs, refs-refAlarm>>1) {
-		c.stats.hits.Add(uint64(refAlarm >> 1 >> refHitShift))
-	}
-	return true
+	c.released(reg.e)
 }
 
 // awaitHitCheck returns when no operation is between its change of the page
@@ -127,8 +142,8 @@ func (c *Cache) awaitHitCheck() {
 
 // recheck decides by the stamp, after the word has changed. The monitor's hit
 // check has been made.
-func (c *Cache) recheck(e *entry) bool {
-	if !c.unchanged(e) {
+func (c *Cache) recheck(e *entry, seen uint64) bool {
+	if !c.compare(e, seen) {
 		return false
 	}
 	c.stats.restamped.Add(1)
@@ -142,9 +157,19 @@ type flight struct {
 	target Range // what is being registered; guarded by mu
 	access Access
 	set    *regionSet
-	done   chan struct{}
-	perUse PerUseCause // why it wasn't cached; valid once done is closed
-	void   bool        // Invalidate has been called for it; guarded by mu
+	done   chan struct{} // made by the first who waits; guarded by mu
+	perUse PerUseCause   // why it wasn't cached; valid once done is closed
+	void   bool          // Invalidate has been called for it; guarded by mu
+}
+
+// takeOff returns a flight that isn't listed yet. mu must be held.
+func (c *Cache) takeOff(want Range, access Access, set *regionSet) *flight {
+	f := c.spare
+	if c.spare = nil; f == nil {
+		f = new(flight)
+	}
+	*f = flight{want: want, access: access, set: set}
+	return f
 }
 
 // miss is Acquire after the first try for a hit, which failed for cause and may
@@ -167,14 +192,14 @@ func (c *Cache) miss(ctx context.Context, want Range, access Access, cause MissC
 			return Region{}, fmt.Errorf("acquire %v: %w", want, err)
 		}
 		if !first {
-			e, again := c.hit(want, access)
+			reg, again := c.hit(want, access)
 			if again == hitValid {
 				if counted {
-					c.uncount(e, refHit)
+					c.stats.undone.Add(1) // it is a miss already
 				}
-				return Region{c: c, e: e}, nil
+				return reg, nil
 			}
-			stale = e
+			stale = reg.e
 		}
 		if stale != nil {
 			c.replace(stale)
@@ -185,7 +210,7 @@ func (c *Cache) miss(ctx context.Context, want Range, access Access, cause MissC
 			return Region{}, fmt.Errorf("acquire %v: %w", want, ErrClosed)
 		}
 		set := c.set(access)
-		if e := set.covering(want); e != nil && e.access.Covers(access) {
+		if e := set.spans.covering(want); e != nil && e.granted().Covers(access) {
 			// Published since the hit was tried; or stale, and then the next
 			// try retires it.
 			c.mu.Unlock()
@@ -193,7 +218,8 @@ func (c *Cache) miss(ctx context.Context, want Range, access Access, cause MissC
 		}
 		if !counted {
 			counted = true
-			if cause == MissAbsent && len(set.overlapping(want, nil)) > 0 {
+			var any [1]*entry
+			if cause == MissAbsent && set.spans.some(want, any[:]) > 0 {
 				cause = MissPartial
 			}
 			c.stats.misses[cause].Add(1)
@@ -204,10 +230,14 @@ func (c *Cache) miss(ctx context.Context, want Range, access Access, cause MissC
 			return c.registerPerUse(ctx, want, access, why)
 		}
 		if f := c.overlappingFlight(set, want); f != nil {
+			if f.done == nil {
+				f.done = make(chan struct{})
+			}
+			done := f.done
 			c.mu.Unlock()
 			c.stats.waits.Add(1)
 			select {
-			case <-f.done:
+			case <-done:
 			case <-ctx.Done():
 				return Region{}, fmt.Errorf("acquire %v: wait for registration of %v: %w", want, f.want, ctx.Err())
 			}
@@ -218,7 +248,7 @@ func (c *Cache) miss(ctx context.Context, want Range, access Access, cause MissC
 			}
 			continue
 		}
-		f := &flight{want: want, access: access, set: set, done: make(chan struct{})}
+		f := c.takeOff(want, access, set)
 		// A releaser looks at wanted after it has let go, the planner at
 		// holders after it has announced itself: one of them sees the other.
 		if c.opts.WaitForBudget {
@@ -255,12 +285,13 @@ func (c *Cache) plan(f *flight) (acc Access, wait bool) {
 	f.target = c.round(f.want)
 	acc = f.access
 	merged := f.target
-	var victims []*entry
+	var buf [4]*entry
+	victims := buf[:0]
 	for {
-		victims = f.set.overlapping(merged, victims[:0])
+		victims = f.set.spans.overlapping(merged, victims[:0])
 		u, a := merged, acc
 		for _, v := range victims {
-			u, a = u.Union(v.rng()), a|v.access
+			u, a = u.Union(v.rng()), a|v.granted()
 		}
 		if u == merged && a == acc {
 			break
@@ -271,10 +302,10 @@ func (c *Cache) plan(f *flight) (acc Access, wait bool) {
 		}
 		if c.opts.MergeBytes < 0 || uint64(u.Len()) > uint64(c.opts.MergeBytes) || !c.fits(u) ||
 			c.overlappingFlight(f.set, u) != nil {
-			victims = f.set.overlapping(f.target, victims[:0])
+			victims = f.set.spans.overlapping(f.target, victims[:0])
 			merged, acc = f.target, f.access
 			for _, v := range victims {
-				acc |= v.access
+				acc |= v.granted()
 			}
 			break
 		}
@@ -294,9 +325,9 @@ func (c *Cache) plan(f *flight) (acc Access, wait bool) {
 		// All together is too much beside what is in use; what was asked for
 		// may not be.
 		f.target, acc = exact, f.access
-		victims = f.set.overlapping(exact, victims[:0])
+		victims = f.set.spans.overlapping(exact, victims[:0])
 		for _, v := range victims {
-			acc |= v.access
+			acc |= v.granted()
 		}
 		if c.reserve(exact, victims) {
 			return acc, false
@@ -368,19 +399,11 @@ func (c *Cache) register(ctx context.Context, r Range, access Access) (*entry, P
 		c.table.Unwatch(&e.watch)
 		return nil, PerUseInvalid, err
 	}
-	e.adopt(reg)
+	e.refs.Store(1)
+	c.adopt(e, reg)
 	e.seen.Store(uint64(word))
 	e.stamp = stamp
-	e.refs.Store(refHolder)
 	return e, PerUseInvalid, nil
-}
-
-// adopt copies what the device returned. A device may register more than it
-// was asked for, but only what was watched is served.
-func (e *entry) adopt(reg device.Registration) {
-	e.access = reg.Access
-	e.lead, e.tail = uint32(e.start-reg.Range.Start), uint32(reg.Range.End-e.end)
-	e.localKey, e.remoteKey, e.handle = reg.LocalKey, reg.RemoteKey, reg.Handle
 }
 
 // registerPerUse registers exactly what one holder needs, beside the cache.
@@ -401,8 +424,8 @@ func (c *Cache) registerPerUse(ctx context.Context, want Range, access Access, w
 		return Region{}, err
 	}
 	e := &entry{start: r.Start, end: r.End, mode: modePerUse}
-	e.adopt(reg)
-	e.refs.Store(refHolder)
+	e.refs.Store(1)
+	c.adopt(e, reg)
 	return Region{c: c, e: e}, nil
 }
 
@@ -416,7 +439,7 @@ func (c *Cache) perUseGone() {
 }
 
 func (c *Cache) releasePerUse(e *entry) error {
-	if !e.settled.CompareAndSwap(false, true) {
+	if e.refs.Or(refDead)&refDead != 0 {
 		return fmt.Errorf("release %v: %w", e.rng(), ErrReleased)
 	}
 	err := c.deviceDeregister(e)
@@ -465,18 +488,4 @@ func (c *Cache) deviceRegister(ctx context.Context, r Range, access Access) (dev
 		}
 		backoff = min(2*backoff, 20*time.Millisecond)
 	}
-}
-
-// deviceDeregister deregisters a settled entry and reports trouble.
-func (c *Cache) deviceDeregister(e *entry) error {
-	start := c.clock()
-	err := c.dev.Deregister(e.registration())
-	if err != nil {
-		c.stats.deregisterErrors.Add(1)
-		err = fmt.Errorf("release %v: %w", e.rng(), err)
-		c.tell(Event{Kind: EventBackgroundError, Range: e.rng(), Err: err})
-		return err
-	}
-	c.stats.deregister.record(c.clock() - start)
-	return nil
 }

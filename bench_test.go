@@ -126,3 +126,30 @@ func BenchmarkFloor(b *testing.B) {
 		n.Add(-1)
 	}
 }
+
+// BenchmarkLane is BenchmarkHit through a lane.
+func BenchmarkLane(b *testing.B) {
+	for _, n := range []int{1, 1000, 10_000, 100_000} {
+		b.Run(fmt.Sprintf("regions=%d", n), func(b *testing.B) {
+			r, ranges := resident(b, n)
+			lane, err := r.NewLane()
+			if err != nil {
+				b.Fatal(err)
+			}
+			order := make([]uint32, 1<<16)
+			for i := range order {
+				order[i] = rand.Uint32N(uint32(n))
+			}
+			i := 0
+			b.ReportAllocs()
+			for b.Loop() {
+				reg, ok := lane.TryAcquireRange(ranges[order[i&(len(order)-1)]], 0)
+				if !ok {
+					b.Fatal("miss")
+				}
+				_ = reg.Release()
+				i++
+			}
+		})
+	}
+}

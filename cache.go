@@ -11,8 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/google/btree"
-
 	"github.com/pindown/pindown/device"
 	"github.com/pindown/pindown/epoch"
 	"github.com/pindown/pindown/internal/forkguard"
@@ -45,6 +43,12 @@ type Cache struct {
 	table    *epoch.Table
 	guard    *forkguard.Guard
 	hitCheck func() bool // nil unless the monitor asks for it
+	holds    *holdTable
+
+	// wanted says whether anybody is interested in budget: how many goroutines
+	// wait for it, or may soon, and whether a limit has kept something out
+	// since it was last freed.
+	wanted atomic.Int32
 
 	dev      device.Device
 	opts     Options
@@ -53,12 +57,9 @@ type Cache struct {
 	born     time.Time
 	selected *auto.Selection // the monitor that New opened, or nil; guarded by mu
 	parting  atomic.Pointer[auto.Selection]
+	wider    sync.Map // of entry to the Range that the device registered
 
-	// wanted says whether anybody is interested in budget: how many goroutines
-	// wait for it, or may soon, and whether a limit has kept something out
-	// since it was last freed.
-	wanted atomic.Int32
-	stats  counters
+	stats counters
 
 	mu         sync.Mutex
 	closed     bool
@@ -68,9 +69,18 @@ type Cache struct {
 	bytes      uint64        // pinned by them
 	perUseHeld int           // registrations per use that are held
 	budget     chan struct{} // closed when budget frees and somebody waits
-	graves     []*entry      // settled, to be deregistered
-	zombies    int           // dead entries that still have a holder
 	evict      evictor
+
+	dying  []*entry // dead, holders unknown
+	limbo  fifo     // dead and held
+	graves []*entry // settled, to be deregistered
+
+	lanes      []*Lane
+	fenceLanes bool     // their holds need a fence
+	pastClaims uint64   // of lanes that are closed
+	shownHits  uint64   // what Stats has said
+	scratch    []uint64 // for holders
+	spare      *flight  // for the next miss
 
 	reaper reaper
 }
@@ -79,52 +89,16 @@ type Cache struct {
 // set of attributes. They never overlap.
 type regionSet struct {
 	index *index
-	tree  *btree.BTreeG[treeItem] // guarded by the cache's mu
+	spans spans // guarded by the cache's mu
 }
 
 // wantedRefused is a flag in Cache.wanted.
 const wantedRefused = 1 << 24
 
-// treeItem carries the start address beside the entry, so that a search
-// doesn't touch entries.
-type treeItem struct {
-	start uintptr
-	e     *entry
-}
-
 func newRegionSet() *regionSet {
-	s := &regionSet{tree: btree.NewG(32, func(a, b treeItem) bool { return a.start < b.start })}
-	s.index = newIndex(func(visit func(*entry)) {
-		s.tree.Ascend(func(i treeItem) bool { visit(i.e); return true })
-	})
+	s := &regionSet{}
+	s.index = newIndex(s.spans.all)
 	return s
-}
-
-// overlapping appends the live entries that overlap r, in address order. mu
-// must be held.
-func (s *regionSet) overlapping(r Range, dst []*entry) []*entry {
-	s.tree.DescendLessOrEqual(treeItem{start: r.Start}, func(i treeItem) bool {
-		if i.e.end > r.Start && i.start != r.Start {
-			dst = append(dst, i.e)
-		}
-		return false
-	})
-	s.tree.AscendRange(treeItem{start: r.Start}, treeItem{start: r.End}, func(i treeItem) bool {
-		dst = append(dst, i.e)
-		return true
-	})
-	return dst
-}
-
-// covering returns the live entry that contains r, or nil. mu must be held.
-func (s *regionSet) covering(r Range) (e *entry) {
-	s.tree.DescendLessOrEqual(treeItem{start: r.Start}, func(i treeItem) bool {
-		if i.e.end >= r.End {
-			e = i.e
-		}
-		return false
-	})
-	return e
 }
 
 func (c *Cache) set(a Access) *regionSet {
@@ -162,13 +136,14 @@ func New(dev device.Device, o *Options) (*Cache, error) {
 		pageSize: uintptr(os.Getpagesize()),
 		born:     time.Now(),
 		budget:   make(chan struct{}),
+		holds:    newHoldTable(),
 	}
 	if opts.Monitor == nil {
 		c.selected = auto.Open(context.Background())
 		opts.Monitor = c.selected.Monitor()
 	}
 	c.opts = opts
-	c.evict.init(opts.MaxRegions, &c.stats.hits)
+	c.evict.init(opts.MaxRegions)
 	if m := opts.Monitor; m != nil {
 		c.table = m.Table()
 		c.hitCheck = m.HitCheck()
@@ -243,9 +218,9 @@ func (c *Cache) fits(r Range) bool {
 	return c.cost(r) <= c.opts.MaxBytes && (c.lim.MaxRange == 0 || uint64(r.Len()) <= c.lim.MaxRange)
 }
 
-// valid reports whether nothing has touched e since it was registered, and
-// notes the word so that the next check is quick. e must have a holder, or be
-// listed and mu held: else its watch may end meanwhile.
+// valid reports whether nothing has touched e since it was registered, be it
+// dead or not, and notes the word so that the next check is quick. e must have a
+// holder, or be listed and mu held: else its watch may end meanwhile.
 func (c *Cache) valid(e *entry) bool {
 	if c.hitCheck != nil {
 		c.awaitHitCheck()
@@ -255,7 +230,21 @@ func (c *Cache) valid(e *entry) bool {
 
 // unchanged is valid after the monitor's hit check.
 func (c *Cache) unchanged(e *entry) bool {
-	return uint64(c.table.Word()) == e.seen.Load() || c.table.Check(&e.watch, e.stamp, &e.seen) == epoch.VerdictValid
+	seen := e.seen.Load()
+	return seen == uint64(c.table.Word()) || c.compare(e, seen)
+}
+
+// compare decides by the stamp, and notes the word in place of seen. A dead
+// entry's zero stays.
+func (c *Cache) compare(e *entry, seen uint64) bool {
+	word := c.table.Quiet()
+	if word.Lost() || c.table.Stamp(&e.watch) != e.stamp {
+		return false
+	}
+	if seen != 0 {
+		e.seen.CompareAndSwap(seen, uint64(word))
+	}
+	return true
 }
 
 // overlappingFlight returns a flight of the set that overlaps r, or nil. mu
@@ -280,7 +269,11 @@ func (c *Cache) unlist(f *flight) {
 			break
 		}
 	}
-	close(f.done)
+	if f.done != nil {
+		close(f.done)
+	} else {
+		c.spare = f
+	}
 }
 
 func (c *Cache) land(f *flight) {
@@ -294,26 +287,29 @@ func (c *Cache) land(f *flight) {
 func (c *Cache) publish(f *flight, e *entry) {
 	c.mu.Lock()
 	// What was reserved is the target's cost; e may be smaller.
-	if spare := c.cost(f.target) - c.cost(e.rng()); spare > 0 {
-		c.bytes -= spare
-		c.freed()
+	if f.target != e.rng() {
+		if spare := c.cost(f.target) - c.cost(e.rng()); spare > 0 {
+			c.bytes -= spare
+			c.freed()
+		}
 	}
-	var old []*entry
 	if c.closed {
 		// Close reports it as in use, and its holder's release deregisters it.
-		e.refs.Or(refDead)
-		c.zombies++
+		e.kill()
+		e.queue = queueLimbo
+		c.limbo.push(e)
 	} else {
-		old = f.set.overlapping(e.rng(), nil)
-		for _, v := range old {
-			c.unpublish(v)
-			c.laid(v, v.kill(&c.stats.hits))
+		var buf [4]*entry
+		if old := f.set.spans.overlapping(e.rng(), buf[:0]); len(old) > 0 {
+			c.retireAll(Event{Kind: EventEvicted, Cause: EvictMerge}, old...)
+			c.wakeForGraves()
 		}
 		f.set.index.insert(e)
-		f.set.tree.ReplaceOrInsert(treeItem{start: e.start, e: e})
+		f.set.spans.insert(e)
 		c.evict.add(e)
 		if f.void {
-			c.retireLocked(e, vm.OpManual)
+			c.retireAll(Event{Kind: EventInvalidated, Op: vm.OpManual}, e)
+			c.wakeForGraves()
 		}
 	}
 	c.unlist(f)
@@ -323,121 +319,15 @@ func (c *Cache) publish(f *flight, e *entry) {
 		// again.
 		c.retire(e, vm.OpUnknown)
 	}
-	for _, v := range old {
-		c.stats.evictions[EvictMerge].Add(1)
-		c.tell(Event{Kind: EventEvicted, Range: v.rng(), Cause: EvictMerge, InUse: v.holders() > 0, LocalKey: v.localKey, RemoteKey: v.remoteKey})
-	}
 }
 
 // unpublish takes e off every list, so that no look-up finds it. mu must be
 // held, and e be listed.
 func (c *Cache) unpublish(e *entry) {
-	set := c.set(e.access)
+	set := c.set(e.granted())
 	set.index.remove(e)
-	set.tree.Delete(treeItem{start: e.start})
+	set.spans.remove(e)
 	c.evict.drop(e)
-}
-
-// listed reports whether e is live. mu must be held.
-func (e *entry) listed() bool { return e.queue != queueNone }
-
-// retire ends a live entry that has been found stale: no hit will find it
-// again. Its registration goes when the last holder does. It is harmless on an
-// entry that is retired already.
-func (c *Cache) retire(e *entry, op vm.Op) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.retireLocked(e, op)
-}
-
-func (c *Cache) retireLocked(e *entry, op vm.Op) {
-	if e.listed() {
-		c.laid(e, c.unlistStale(e, op))
-	}
-}
-
-// replace is retire by someone who is about to register e's range anew. If the
-// entry has no holder it is deregistered here and now: that costs no more than
-// to wake the reaper, and makes room.
-func (c *Cache) replace(e *entry) {
-	c.mu.Lock()
-	if !e.listed() {
-		c.mu.Unlock()
-		return
-	}
-	mine := c.unlistStale(e, vm.OpUnknown)
-	if !mine {
-		c.zombies++
-	}
-	c.mu.Unlock()
-	if mine {
-		c.exhume(e)
-	}
-}
-
-// unlistStale unpublishes a stale entry, marks it dead, counts and tells. It
-// reports whether the caller has to deregister it. mu must be held.
-func (c *Cache) unlistStale(e *entry, op vm.Op) (mine bool) {
-	c.unpublish(e)
-	mine = e.kill(&c.stats.hits)
-	c.stats.invalidations[op].Add(1)
-	c.tell(Event{Kind: EventInvalidated, Range: e.rng(), Op: op, InUse: !mine, LocalKey: e.localKey, RemoteKey: e.remoteKey})
-	return mine
-}
-
-// laid queues an entry that has just been marked dead for deregistration, if
-// that is for the caller to do, and else counts it as held. mu must be held.
-func (c *Cache) laid(e *entry, mine bool) {
-	if mine {
-		c.graves = append(c.graves, e)
-		c.reaper.wake()
-	} else {
-		c.zombies++
-	}
-}
-
-// bury hands a settled entry to the reaper, which deregisters it; after Close
-// the caller does.
-func (c *Cache) bury(e *entry) {
-	c.mu.Lock()
-	c.zombies--
-	if !c.closed {
-		c.graves = append(c.graves, e)
-		c.mu.Unlock()
-		c.reaper.wake()
-		return
-	}
-	c.mu.Unlock()
-	c.exhume(e)
-}
-
-// exhume deregisters a settled entry and gives its budget back.
-func (c *Cache) exhume(e *entry) {
-	_ = c.deviceDeregister(e) // counted and told
-	c.table.Unwatch(&e.watch)
-	c.mu.Lock()
-	c.unreserve(e.rng())
-	c.mu.Unlock()
-	c.letGo()
-}
-
-// exhumeGraves deregisters everything that waits for it, and reports whether
-// there was anything.
-func (c *Cache) exhumeGraves() bool {
-	any := false
-	for {
-		c.mu.Lock()
-		batch := c.graves
-		c.graves = nil
-		c.mu.Unlock()
-		if len(batch) == 0 {
-			return any
-		}
-		any = true
-		for _, e := range batch {
-			c.exhume(e)
-		}
-	}
 }
 
 // unreserve gives back what reserve took for r. mu must be held.
@@ -479,11 +369,10 @@ func (c *Cache) Invalidate(r Range) (int, error) {
 	defer c.mu.Unlock()
 	var hit []*entry
 	for _, s := range c.sets {
-		hit = s.overlapping(r, hit)
+		hit = s.spans.overlapping(r, hit)
 	}
-	for _, e := range hit {
-		c.retireLocked(e, vm.OpManual)
-	}
+	c.retireAll(Event{Kind: EventInvalidated, Op: vm.OpManual}, hit...)
+	c.wakeForGraves()
 	// A registration that is on its way over r was pinned at an unknown time:
 	// it ends as it is published.
 	for _, f := range c.flights {
@@ -551,19 +440,16 @@ func (c *Cache) close() {
 	c.budget = make(chan struct{})
 	var live []*entry
 	for _, s := range c.sets {
-		s.tree.Ascend(func(i treeItem) bool { live = append(live, i.e); return true })
+		s.spans.all(func(e *entry) { live = append(live, e) })
 	}
-	for _, e := range live {
-		c.unpublish(e)
-		c.stats.evictions[EvictClose].Add(1)
-		c.laid(e, e.kill(&c.stats.hits))
-	}
+	c.retireAll(Event{Cause: EvictClose}, live...)
 	c.mu.Unlock()
 	if !first {
 		<-c.reaper.done
 		return
 	}
 	c.stopReaper()
+	c.lastLook()
 	c.exhumeGraves()
 	c.mu.Lock()
 	c.finish()

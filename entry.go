@@ -10,37 +10,32 @@ import (
 
 // entry is the cache's record of one registration: what Region points to.
 //
-// Life: made by a miss, published (listed in index and tree), retired (taken
-// off both and marked dead, so that no hit can succeed any more), and
-// deregistered by whoever finds it dead and without holders.
+// Life: made by a miss, published (listed in index and spans), retired (taken
+// off both, and dead: no hit can succeed any more), settled (dead and found
+// without holders) and deregistered. See holds.go for how holders are found.
 //
-// The fields that a hit reads or writes stand first; an entry has cache lines
-// of its own (its size class is a multiple of 64 bytes), so hits on different
-// entries share no line.
+// It is 96 bytes, a size class of the allocator. What a look-up and a hit read
+// stands in the first 32, which never straddle two cache lines. A hit writes
+// nothing here, but for the mark when it is clear.
 type entry struct {
-	// refs: dead<<63 | alarm<<62 | hits<<24 | holders. One addition counts
-	// both the holder and the hit.
-	refs atomic.Int64
+	// seen is the table's word at the last check; zero once the entry is dead,
+	// which no table's word is.
+	seen       atomic.Uint64
+	start, end uintptr // immutable after publication
+	// refs: dead<<31 | marked<<30 | wider<<29 | holders that aren't in a hold.
+	refs   atomic.Uint32
+	access uint16 // immutable after publication
 
-	start, end uintptr       // immutable after publication
-	seen       atomic.Uint64 // the table's word at the last check
-	access     device.Access // immutable after publication
-	localKey   uint32        // immutable after publication
-	remoteKey  uint32        // immutable after publication
+	mode  entryMode // immutable after publication
+	queue queueID   // guarded by mu
 
-	mode    entryMode   // immutable after publication
-	settled atomic.Bool // deregistration has been claimed
+	localKey  uint32 // immutable after publication
+	remoteKey uint32 // immutable after publication
+	stamp     uint64 // immutable after publication
+	handle    uint64 // immutable after publication
+	watch     epoch.Watch
 
-	stamp  uint64 // immutable after publication
-	handle uint64 // immutable after publication
-	// By how much the device registered more than was asked for; immutable
-	// after publication.
-	lead, tail uint32
-	watch      epoch.Watch
-
-	queue      queueID // guarded by mu
-	lastHits   uint32  // hits, modulo 2^32, when eviction last looked; guarded by mu
-	prev, next *entry  // guarded by mu
+	prev, next *entry // guarded by mu
 }
 
 // entryMode says what an entry is registered for.
@@ -53,71 +48,51 @@ const (
 )
 
 const (
-	refHolder   = int64(1)
-	refHolders  = int64(1)<<24 - 1
-	refHit      = int64(1) << 24
-	refHitShift = 24
-	refAlarm    = int64(1) << 62 // hits are about to overflow
-	refDead     = -1 << 63
-	refAcquire  = refHit | refHolder
+	refDead    = uint32(1) << 31
+	refMarked  = uint32(1) << 30 // hit since eviction last looked
+	refWider   = uint32(1) << 29 // the device registered more: see Cache.wider
+	refHolders = refWider - 1
 )
 
 func (e *entry) rng() vm.Range { return vm.Range{Start: e.start, End: e.end} }
 
-func (e *entry) registration() device.Registration {
-	r := vm.Range{Start: e.start - uintptr(e.lead), End: e.end + uintptr(e.tail)}
-	return device.Registration{Range: r, LocalKey: e.localKey, RemoteKey: e.remoteKey, Access: e.access, Handle: e.handle}
-}
+func (e *entry) granted() device.Access { return device.Access(e.access) }
 
-func (e *entry) holders() int { return int(e.refs.Load() & refHolders) }
+// dead reports whether e serves no hits any more.
+func (e *entry) dead() bool { return e.refs.Load()&refDead != 0 }
 
-// hits returns the hits since they were last harvested.
-func (e *entry) hits() uint64 {
-	return uint64(e.refs.Load()&^refDead) >> refHitShift
-}
+// listed reports whether e is live. mu must be held.
+func (e *entry) listed() bool { return e.queue == queueSmall || e.queue == queueMain }
 
-// undo takes back an acquire of a live entry that turned out to be stale.
-func (c *Cache) undo(e *entry) { c.dropped(e, c.uncount(e, refAcquire)) }
-
-// uncount subtracts a hit that isn't one, and n's holders, and returns refs.
-func (c *Cache) uncount(e *entry, n int64) int64 {
-	refs := e.refs.Add(-n)
-	if refs < 0 {
-		// kill came in between and has counted it.
-		c.stats.hits.Add(^uint64(0))
-	}
-	return refs
-}
-
-// dropped is called with the value of refs after a holder left. The last one to
-// leave a dead entry hands it over for deregistration.
-func (c *Cache) dropped(e *entry, refs int64) {
-	if refs < 0 && refs&refHolders == 0 && e.settled.CompareAndSwap(false, true) {
-		c.bury(e)
+// mark notes a hit for eviction. It writes only if nothing is noted yet.
+func (e *entry) mark() {
+	if e.refs.Load()&refMarked == 0 {
+		e.refs.Or(refMarked)
 	}
 }
 
-// kill marks e dead, so that no later acquire succeeds, adds its hits to total,
-// and reports whether the caller now has to deregister it. mu must be held, and
-// e be alive and just have been unlisted.
-func (e *entry) kill(total *atomic.Uint64) (mine bool) {
-	refs := e.refs.Or(refDead)
-	total.Add(uint64(refs) >> refHitShift)
-	return refs&refHolders == 0 && e.settled.CompareAndSwap(false, true)
+// used reports whether e was hit since the last look. mu must be held.
+func (e *entry) used() bool {
+	return e.refs.Load()&refMarked != 0 && e.refs.And(^refMarked)&refMarked != 0
 }
 
-// killIdle is kill for an entry without holders. It reports whether e was one,
-// and whether the caller now has to deregister it (else a hit that came too late
-// has handed it over). mu must be held; the caller unlists a dead entry.
-func (e *entry) killIdle(total *atomic.Uint64) (dead, mine bool) {
+// drop takes a holder off refs and returns what is left; false if there was
+// none.
+func (e *entry) drop() (refs uint32, ok bool) {
 	for {
 		refs := e.refs.Load()
-		if refs&refHolders != 0 || refs < 0 {
-			return false, false
+		if refs&refHolders == 0 {
+			return refs, false
 		}
-		if e.refs.CompareAndSwap(refs, refs|refDead) {
-			total.Add(uint64(refs) >> refHitShift)
-			return true, e.settled.CompareAndSwap(false, true)
+		if e.refs.CompareAndSwap(refs, refs-1) {
+			return refs - 1, true
 		}
 	}
+}
+
+// kill makes every later hit on e fail. Holders found after it are all there
+// are, if Cache.fence was called between. mu must be held.
+func (e *entry) kill() {
+	e.refs.Or(refDead)
+	e.seen.Store(0)
 }

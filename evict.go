@@ -1,7 +1,7 @@
 package pindown
 
 import (
-	"sync/atomic"
+	"slices"
 
 	"github.com/pindown/pindown/vm"
 )
@@ -10,9 +10,12 @@ import (
 type queueID uint8
 
 const (
-	queueNone  queueID = iota // not live
-	queueSmall                // new, on probation
-	queueMain                 // has been hit
+	queueNone  queueID = iota // not published
+	queueSmall                // live and new: on probation
+	queueMain                 // live, has been hit
+	queueDying                // dead, holders unknown
+	queueLimbo                // dead and held
+	queueGone                 // settled: dead and not held
 )
 
 // evictor chooses which idle entry goes when a limit is met: S3-FIFO (Yang et
@@ -21,13 +24,12 @@ const (
 // scan doesn't push out what is used. A ghost list remembers who left, and
 // lets them into the main queue at once when they come back.
 //
-// What suits us is that a hit moves nothing: the policy looks at an entry's
-// hit counter, which the hit writes anyway.
+// What suits us is that a hit moves nothing: it sets a mark, if that isn't set
+// yet.
 //
 // All of it is guarded by the cache's mu.
 type evictor struct {
 	small, main fifo
-	hits        *atomic.Uint64       // where the hits of those that go are added
 	ghosts      map[uintptr]struct{} // by start address
 	order       []uintptr            // ring of ghosts, oldest at next
 	next        int
@@ -67,8 +69,7 @@ func (q *fifo) remove(e *entry) {
 
 const maxGhosts = 1 << 16
 
-func (v *evictor) init(maxRegions int, hits *atomic.Uint64) {
-	v.hits = hits
+func (v *evictor) init(maxRegions int) {
 	v.ghosts = make(map[uintptr]struct{})
 	v.order = make([]uintptr, 0, min(maxRegions, maxGhosts))
 }
@@ -83,12 +84,13 @@ func (v *evictor) queue(id queueID) *fifo {
 // add enters a live entry.
 func (v *evictor) add(e *entry) {
 	id := queueSmall
-	if _, ok := v.ghosts[e.start]; ok {
-		delete(v.ghosts, e.start)
-		id = queueMain
+	if len(v.ghosts) > 0 {
+		if _, ok := v.ghosts[e.start]; ok {
+			delete(v.ghosts, e.start)
+			id = queueMain
+		}
 	}
 	e.queue = id
-	e.lastHits = uint32(e.hits())
 	v.queue(id).push(e)
 }
 
@@ -113,18 +115,9 @@ func (v *evictor) remember(start uintptr) {
 	v.ghosts[start] = struct{}{}
 }
 
-// used reports whether e was hit since the last look.
-func (e *entry) used() bool {
-	h := uint32(e.hits())
-	u := h != e.lastHits
-	e.lastHits = h
-	return u
-}
-
-// victim finds an idle entry to give up, marks it dead and reports whether the
-// caller has to deregister it. It returns nil if every entry is in use. The
-// caller unpublishes the entry.
-func (v *evictor) victim() (e *entry, mine bool) {
+// victim finds an idle entry to give up: one that nobody in held holds. It
+// returns nil if every entry is in use. The caller retires it.
+func (v *evictor) victim(held holders) *entry {
 	// The small queue keeps a tenth of what there is now, not of MaxRegions:
 	// another limit may be met long before that one. Then each entry of the
 	// main queue is looked at twice, once to take its mark and once to take it.
@@ -135,22 +128,18 @@ func (v *evictor) victim() (e *entry, mine bool) {
 		switch {
 		case v.small.n > 0 && (probation || exhausted):
 			e := v.small.tail
-			if e.holders() == 0 && (!e.used() || !probation) {
-				if dead, mine := e.killIdle(v.hits); dead {
-					v.remember(e.start)
-					return e, mine
-				}
+			if held.of(e) == 0 && (!e.used() || !probation) {
+				v.remember(e.start)
+				return e
 			}
 			v.requeue(e, queueMain)
 		case exhausted:
-			return nil, false
+			return nil
 		default:
 			looks++
 			e := v.main.tail
-			if e.holders() == 0 && !e.used() {
-				if dead, mine := e.killIdle(v.hits); dead {
-					return e, mine
-				}
+			if held.of(e) == 0 && !e.used() {
+				return e
 			}
 			v.requeue(e, queueMain)
 		}
@@ -168,13 +157,11 @@ func (v *evictor) requeue(e *entry, id queueID) {
 // nothing charged, if what is left is in use. mu must be held; it is released
 // while regions are deregistered.
 func (c *Cache) reserve(r Range, victims []*entry) bool {
-	for _, v := range victims {
-		if !v.listed() {
-			continue
-		}
-		if dead, mine := v.killIdle(&c.stats.hits); dead {
-			c.evicted(v, mine, EvictMerge)
-		}
+	if len(victims) > 0 {
+		held := c.holders()
+		idle := slices.DeleteFunc(victims, func(e *entry) bool { return !e.listed() || held.of(e) > 0 })
+		c.retireAll(Event{Kind: EventEvicted, Cause: EvictMerge}, idle...)
+		c.wakeForGraves()
 	}
 	cost := c.cost(r)
 	for {
@@ -190,29 +177,50 @@ func (c *Cache) reserve(r Range, victims []*entry) bool {
 			return true
 		}
 		// What is dead already only waits for its deregistration.
+		c.settle()
 		if n := len(c.graves); n > 0 {
 			e := c.graves[n-1]
+			c.graves[n-1] = nil
 			c.graves = c.graves[:n-1]
 			c.mu.Unlock()
 			c.exhume(e)
 			c.mu.Lock()
 			continue
 		}
-		e, mine := c.evict.victim()
-		if e == nil {
+		if n, _ := c.giveUp(c.evictBatch(), 0, cause); n == 0 {
 			return false
 		}
-		c.evicted(e, mine, cause)
 	}
 }
 
-// evicted unpublishes an entry that has been marked dead and queues it for
-// deregistration. mu must be held.
-func (c *Cache) evicted(e *entry, mine bool, cause EvictCause) {
-	c.unpublish(e)
-	c.stats.evictions[cause].Add(1)
-	c.tell(Event{Kind: EventEvicted, Range: e.rng(), Cause: cause, LocalKey: e.localKey, RemoteKey: e.remoteKey})
-	c.laid(e, mine)
+// evictBatch returns how many entries are given up at a time: one, but where
+// each batch costs a barrier, more.
+func (c *Cache) evictBatch() int {
+	if len(c.lanes) == 0 {
+		return 1
+	}
+	return min(max(c.regions/64, 1), 64)
+}
+
+// giveUp retires idle entries of the evictor's choice: at least n, and as many
+// as pin the given number of bytes, if there are. It returns what it retired. mu
+// must be held.
+func (c *Cache) giveUp(n int, bytes uint64, cause EvictCause) (regions int, freed uint64) {
+	held := c.holders()
+	var buf [8]*entry
+	list := buf[:0]
+	for len(list) < n || freed < bytes {
+		e := c.evict.victim(held)
+		if e == nil {
+			break
+		}
+		c.end(e)
+		freed += c.cost(e.rng())
+		list = append(list, e)
+	}
+	c.settle()
+	c.report(Event{Kind: EventEvicted, Cause: cause}, list)
+	return len(list), freed
 }
 
 // evictSome gives up idle regions because the device is short: enough for r,
@@ -220,15 +228,7 @@ func (c *Cache) evicted(e *entry, mine bool, cause EvictCause) {
 // short again. It reports whether anything was given back.
 func (c *Cache) evictSome(r vm.Range) bool {
 	c.mu.Lock()
-	want, n := c.cost(r), max(1, c.regions/8)
-	for got := uint64(0); n > 0 || got < want; n-- {
-		e, mine := c.evict.victim()
-		if e == nil {
-			break
-		}
-		c.evicted(e, mine, EvictDevice)
-		got += c.cost(e.rng())
-	}
+	c.giveUp(max(1, c.regions/8), c.cost(r), EvictDevice)
 	c.mu.Unlock()
 	return c.exhumeGraves()
 }

@@ -30,6 +30,9 @@ const (
 	// reaperPause bounds how often the reaper runs. It is the most that news
 	// waits.
 	reaperPause = time.Millisecond
+	// maxReaperLook bounds how long the reaper lets dead entries seem held
+	// before it looks again.
+	maxReaperLook = 128 * time.Millisecond
 	// sweepBatch is how many entries a sweep looks at between two releases of
 	// mu.
 	sweepBatch = 128
@@ -81,17 +84,29 @@ func (c *Cache) reap(news <-chan vm.Event) {
 	defer close(r.done)
 	pause := time.NewTimer(reaperPause)
 	pause.Stop()
+	look := time.NewTimer(reaperPause)
+	look.Stop()
 	var lost uint64
-	for {
+	for again := reaperPause; ; {
+		if plainStores && c.waiting() {
+			// A release may have missed that it was waited for.
+			look.Reset(again)
+			again = min(2*again, maxReaperLook)
+		} else {
+			again = reaperPause
+		}
 		select {
 		case <-r.stop:
 			if r.feed != nil {
 				r.feed.Close()
 			}
+			c.settleDying()
 			c.exhumeGraves()
 			c.deliver()
 			return
 		case <-r.wakeup:
+		case <-look.C:
+			c.lookAgain()
 		case ev, ok := <-news:
 			for n := len(news); ; n-- {
 				switch {
@@ -111,6 +126,8 @@ func (c *Cache) reap(news <-chan vm.Event) {
 				ev, ok = <-news
 			}
 		}
+		look.Stop()
+		c.settleDying()
 		c.exhumeGraves()
 		c.deliver()
 		// What comes next waits a moment and is dealt with together: under
@@ -153,13 +170,16 @@ func (c *Cache) sweep(r Range, op vm.Op) {
 				c.awaitHitCheck()
 			}
 			c.mu.Lock()
-			n := s.some(at, batch[:])
+			n := s.spans.some(at, batch[:])
+			stale := 0
 			for _, e := range batch[:n] {
 				at.Start = e.end
 				if !c.unchanged(e) {
-					c.retireLocked(e, op)
+					batch[stale] = e
+					stale++
 				}
 			}
+			c.retireAll(Event{Kind: EventInvalidated, Op: op}, batch[:stale]...)
 			c.mu.Unlock()
 			if n < len(batch) {
 				break
@@ -167,24 +187,6 @@ func (c *Cache) sweep(r Range, op vm.Op) {
 			c.exhumeGraves()
 		}
 	}
-}
-
-// some fills dst with live entries that overlap r, in address order. The
-// cache's mu must be held.
-func (s *regionSet) some(r Range, dst []*entry) (n int) {
-	s.tree.DescendLessOrEqual(treeItem{start: r.Start}, func(i treeItem) bool {
-		if i.e.end > r.Start && i.start != r.Start {
-			dst[n] = i.e
-			n++
-		}
-		return false
-	})
-	s.tree.AscendRange(treeItem{start: r.Start}, treeItem{start: r.End}, func(i treeItem) bool {
-		dst[n] = i.e
-		n++
-		return n < len(dst)
-	})
-	return n
 }
 
 // monitorLost gives up everything: nothing can be vouched for any more.

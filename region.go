@@ -12,8 +12,10 @@ import (
 // holder's share, and the mistake shows only there. The zero Region, which a
 // failed Acquire and Release leave behind, holds nothing; its accessors panic.
 type Region struct {
-	c *Cache
-	e *entry
+	c    *Cache
+	e    *entry
+	h    *hold  // where the holder is noted; nil: in e.refs
+	word uint64 // what h holds as long as the region is held
 }
 
 // LocalKey returns the key that local work requests carry: the buffer index of
@@ -28,12 +30,12 @@ func (r Region) RemoteKey() uint32 { return r.e.remoteKey }
 func (r Region) Range() Range { return r.e.rng() }
 
 // Access returns the registered access: at least what was asked for.
-func (r Region) Access() Access { return r.e.access }
+func (r Region) Access() Access { return r.e.granted() }
 
 // Registration returns the registration as the device made it, for devices
 // with calls of their own. It must not be deregistered or updated through the
 // device.
-func (r Region) Registration() device.Registration { return r.e.registration() }
+func (r Region) Registration() device.Registration { return r.c.registration(r.e) }
 
 // Cached reports whether the registration stays for later hits; otherwise it
 // was made for this holder alone and is deregistered by Release.
@@ -66,30 +68,29 @@ func (r *Region) Release() error {
 		return fmt.Errorf("release %v: %w", e.rng(), ErrForked)
 	}
 	r.e = nil
+	if r.h == nil {
+		return c.releaseUnnoted(e)
+	}
+	if !r.h.release(r.word) {
+		return fmt.Errorf("release %v: %w", e.rng(), ErrReleased)
+	}
+	if e.seen.Load() == 0 || c.wanted.Load() != 0 {
+		c.released(e)
+	}
+	return nil
+}
+
+// releaseUnnoted is Release for a holder who isn't in a hold.
+func (c *Cache) releaseUnnoted(e *entry) error {
 	if e.mode == modePerUse {
 		return c.releasePerUse(e)
 	}
-	refs := e.refs.Add(-refHolder)
-	if h := refs & refHolders; refs >= 0 && h != 0 && h != refHolders {
-		return nil
-	}
-	return c.lastRelease(e, refs)
-}
-
-// lastRelease is the rest of Release for the last holder, or for one too many.
-func (c *Cache) lastRelease(e *entry, refs int64) error {
-	switch {
-	case refs&refHolders == refHolders:
-		// A copy of the Region was released before.
-		e.refs.Add(refHolder)
+	refs, ok := e.drop()
+	if !ok {
 		return fmt.Errorf("release %v: %w", e.rng(), ErrReleased)
-	case refs < 0:
-		c.dropped(e, refs)
-	case c.wanted.Load() != 0:
-		// Now idle, so it can be evicted for someone who waits or was refused.
-		c.mu.Lock()
-		c.freed()
-		c.mu.Unlock()
+	}
+	if refs&refHolders == 0 {
+		c.released(e)
 	}
 	return nil
 }

@@ -15,7 +15,8 @@ import (
 
 // counters are the cache's counters that only grow.
 type counters struct {
-	hits             atomic.Uint64 // of entries that are gone, or harvested
+	unnoted          atomic.Uint64 // acquires that found no free hold
+	undone           atomic.Uint64 // acquires that turned out to be no hits
 	restamped        atomic.Uint64
 	misses           [missCauses]atomic.Uint64
 	invalidations    [vm.OpUnknown + 1]atomic.Uint64
@@ -209,21 +210,31 @@ func (c *Cache) Stats() Stats {
 	c.reaper.mu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s.Hits = c.stats.hits.Load()
-	s.Regions, s.InUse, s.PinnedBytes, s.PerUseHeld = c.regions, c.zombies, c.bytes, c.perUseHeld
+	// While somebody acquires the sum can be a little behind what was said
+	// before.
+	undone := c.stats.undone.Load()
+	c.shownHits = max(c.shownHits, c.claims()+c.stats.unnoted.Load()-undone)
+	s.Hits = c.shownHits
+	s.Regions, s.PinnedBytes, s.PerUseHeld = c.regions, c.bytes, c.perUseHeld
+	held := c.holders()
+	count := func(e *entry) {
+		if held.of(e) > 0 {
+			s.InUse++
+		}
+	}
 	for _, set := range c.sets {
-		set.tree.Ascend(func(i treeItem) bool {
-			s.Hits += i.e.hits()
-			if i.e.holders() > 0 {
-				s.InUse++
-			}
-			return true
-		})
+		set.spans.all(count)
+	}
+	for _, e := range c.dying {
+		count(e)
+	}
+	for e := c.limbo.tail; e != nil; e = e.prev {
+		count(e)
 	}
 	return s
 }
 
-// Dump writes a line for each live region: range, access, keys, holders, hits
+// Dump writes a line for each live region: range, access, keys, holders
 // and whether it is stale. It is for people; the format may change.
 func (c *Cache) Dump(w io.Writer) error {
 	if c.guard.Forked() {
@@ -234,17 +245,17 @@ func (c *Cache) Dump(w io.Writer) error {
 	}
 	var text bytes.Buffer
 	tw := tabwriter.NewWriter(&text, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(tw, "START\tEND\tBYTES\tACCESS\tLKEY\tRKEY\tHOLDERS\tHITS\tSTATE")
+	fmt.Fprintln(tw, "START\tEND\tBYTES\tACCESS\tLKEY\tRKEY\tHOLDERS\tSTATE")
 	c.mu.Lock()
+	held := c.holders()
 	for _, s := range c.sets {
-		s.tree.Ascend(func(i treeItem) bool {
-			e, state := i.e, "valid"
+		s.spans.all(func(e *entry) {
+			state := "valid"
 			if !c.unchanged(e) {
 				state = "stale"
 			}
-			fmt.Fprintf(tw, "%#x\t%#x\t%d\t%v\t%d\t%d\t%d\t%d\t%s\n",
-				e.start, e.end, e.end-e.start, e.access, e.localKey, e.remoteKey, e.holders(), e.hits(), state)
-			return true
+			fmt.Fprintf(tw, "%#x\t%#x\t%d\t%v\t%d\t%d\t%d\t%s\n",
+				e.start, e.end, e.end-e.start, e.granted(), e.localKey, e.remoteKey, held.of(e), state)
 		})
 	}
 	c.mu.Unlock()

@@ -1,0 +1,294 @@
+package pindown
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/pindown/pindown/device"
+	"github.com/pindown/pindown/internal/sys"
+	"github.com/pindown/pindown/vm"
+)
+
+// The way of an entry from live to deregistered: end (dying), settle (limbo or
+// graves), exhume.
+
+// end takes a live entry off every list and kills it. mu must be held.
+func (c *Cache) end(e *entry) {
+	c.unpublish(e)
+	e.kill()
+	e.queue = queueDying
+	c.dying = append(c.dying, e)
+}
+
+// fence makes what lanes have stored visible, and what they load from now on
+// is no older than this call: see holds.go. mu must be held.
+func (c *Cache) fence() {
+	if c.fenceLanes && len(c.lanes) > 0 {
+		_ = sys.Membarrier() // it worked when it was registered, and has no other failure
+	}
+}
+
+// settle finds out who of the dying is held. mu must be held.
+func (c *Cache) settle() {
+	if len(c.dying) == 0 {
+		return
+	}
+	c.fence()
+	held := c.holders()
+	for i, e := range c.dying {
+		if held.of(e) == 0 {
+			e.queue = queueGone
+			c.graves = append(c.graves, e)
+		} else {
+			e.queue = queueLimbo
+			c.limbo.push(e)
+		}
+		c.dying[i] = nil
+	}
+	c.dying = c.dying[:0]
+}
+
+func (c *Cache) settleDying() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.settle()
+}
+
+// retireAll ends those of the list that are live, settles them, counts and
+// tells. mu must be held; the caller sees to the graves.
+func (c *Cache) retireAll(why Event, list ...*entry) {
+	n := 0
+	for _, e := range list {
+		if e.listed() {
+			c.end(e)
+			list[n] = e
+			n++
+		}
+	}
+	if n > 0 {
+		c.settle()
+		c.report(why, list[:n])
+	}
+}
+
+// report counts entries that have been ended, and tells of them unless why has
+// no kind. mu must be held.
+func (c *Cache) report(why Event, list []*entry) {
+	if why.Kind == EventInvalidated {
+		c.stats.invalidations[why.Op].Add(uint64(len(list)))
+	} else {
+		c.stats.evictions[why.Cause].Add(uint64(len(list)))
+	}
+	if why.Kind == EventInvalid || c.opts.OnEvent == nil {
+		return
+	}
+	for _, e := range list {
+		why.Range, why.LocalKey, why.RemoteKey = e.rng(), e.localKey, e.remoteKey
+		why.InUse = e.queue == queueLimbo
+		c.tell(why)
+	}
+}
+
+func (c *Cache) wakeForGraves() {
+	if len(c.graves)+len(c.dying) > 0 {
+		c.reaper.wake()
+	}
+}
+
+// retire ends a live entry that has been found stale: no hit will find it
+// again. Its registration goes when the last holder does. It is harmless on an
+// entry that is retired already.
+func (c *Cache) retire(e *entry, op vm.Op) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.retireAll(Event{Kind: EventInvalidated, Op: op}, e)
+	c.wakeForGraves()
+}
+
+// replace is retire by someone who is about to register e's range anew. If the
+// entry has no holder it is deregistered here and now: that costs no more than
+// to wake the reaper, and makes room. But not if finding the holders takes a
+// barrier: the reaper makes one for many.
+func (c *Cache) replace(e *entry) {
+	c.mu.Lock()
+	if !e.listed() {
+		c.mu.Unlock()
+		return
+	}
+	if c.fenceLanes && len(c.lanes) > 0 {
+		c.end(e)
+		c.report(Event{Kind: EventInvalidated, Op: vm.OpUnknown}, []*entry{e})
+		c.wakeForGraves()
+		c.mu.Unlock()
+		return
+	}
+	c.retireAll(Event{Kind: EventInvalidated, Op: vm.OpUnknown}, e)
+	mine := e.queue == queueGone
+	if mine {
+		// It is the last: it was settled just now.
+		n := len(c.graves) - 1
+		c.graves[n] = nil
+		c.graves = c.graves[:n]
+	}
+	c.mu.Unlock()
+	if mine {
+		c.exhume(e)
+	}
+}
+
+// released is called after a holder has let go of e, which may be dead, or
+// somebody may wait for budget.
+func (c *Cache) released(e *entry) {
+	switch {
+	case e.dead():
+		c.bury(e)
+	case c.wanted.Load() != 0:
+		// Now idle, so it can be evicted for someone who waits or was refused.
+		c.mu.Lock()
+		c.freed()
+		c.mu.Unlock()
+	}
+}
+
+// bury settles a dead entry that has lost a holder, if that was the last. The
+// reaper deregisters it; after Close the caller does.
+func (c *Cache) bury(e *entry) {
+	c.mu.Lock()
+	if e.queue != queueLimbo || c.holders().of(e) > 0 {
+		// Dying: whoever settles it will find out.
+		c.mu.Unlock()
+		return
+	}
+	c.limbo.remove(e)
+	e.queue = queueGone
+	if !c.closed {
+		c.graves = append(c.graves, e)
+		c.mu.Unlock()
+		c.reaper.wake()
+		return
+	}
+	c.mu.Unlock()
+	c.exhume(e)
+}
+
+// waiting reports whether a release may have missed that it is waited for.
+func (c *Cache) waiting() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.limbo.n > 0 || c.wanted.Load() != 0
+}
+
+// lookAgain settles the dead entries that aren't held any more, and wakes who
+// waits for budget if there is any.
+func (c *Cache) lookAgain() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	held := c.holders()
+	for e := c.limbo.tail; e != nil; {
+		next := e.prev
+		if held.of(e) == 0 {
+			c.limbo.remove(e)
+			e.queue = queueGone
+			c.graves = append(c.graves, e)
+		}
+		e = next
+	}
+	if c.wanted.Load() == 0 {
+		return
+	}
+	for _, s := range c.sets {
+		idle := false
+		s.spans.from(0, func(e *entry) bool {
+			idle = held.of(e) == 0
+			return !idle
+		})
+		if idle {
+			c.freed()
+			return
+		}
+	}
+}
+
+// lastLook is for the end, when nobody will look again: it finds what was
+// released while Close looked.
+func (c *Cache) lastLook() {
+	c.mu.Lock()
+	held := c.limbo.n > 0
+	c.mu.Unlock()
+	if !held || !plainStores {
+		return
+	}
+	if sys.RegisterMembarrier() != nil || sys.Membarrier() != nil {
+		// No such system call: stores leave a processor in nanoseconds.
+		time.Sleep(time.Millisecond)
+	}
+	c.lookAgain()
+}
+
+// exhume deregisters a settled entry and gives its budget back.
+func (c *Cache) exhume(e *entry) {
+	_ = c.deviceDeregister(e) // counted and told
+	c.table.Unwatch(&e.watch)
+	c.mu.Lock()
+	c.unreserve(e.rng())
+	c.mu.Unlock()
+	c.letGo()
+}
+
+// exhumeGraves deregisters everything that waits for it, and reports whether
+// there was anything.
+func (c *Cache) exhumeGraves() bool {
+	any := false
+	for {
+		c.mu.Lock()
+		batch := c.graves
+		c.graves = nil
+		c.mu.Unlock()
+		if len(batch) == 0 {
+			return any
+		}
+		any = true
+		for _, e := range batch {
+			c.exhume(e)
+		}
+	}
+}
+
+// adopt copies what the device returned for e's range. A device may register
+// more than it was asked for, but only what was watched is served; how much it
+// was is kept beside the entry, since few do.
+func (c *Cache) adopt(e *entry, reg device.Registration) {
+	e.access = uint16(reg.Access)
+	e.localKey, e.remoteKey, e.handle = reg.LocalKey, reg.RemoteKey, reg.Handle
+	if reg.Range != e.rng() {
+		c.wider.Store(e, reg.Range)
+		e.refs.Or(refWider)
+	}
+}
+
+// registration returns what the device returned for e.
+func (c *Cache) registration(e *entry) device.Registration {
+	r := e.rng()
+	if e.refs.Load()&refWider != 0 {
+		wider, _ := c.wider.Load(e)
+		r, _ = wider.(Range)
+	}
+	return device.Registration{Range: r, LocalKey: e.localKey, RemoteKey: e.remoteKey, Access: e.granted(), Handle: e.handle}
+}
+
+// deviceDeregister deregisters a settled entry and reports trouble.
+func (c *Cache) deviceDeregister(e *entry) error {
+	start := c.clock()
+	err := c.dev.Deregister(c.registration(e))
+	if e.refs.Load()&refWider != 0 {
+		c.wider.Delete(e)
+	}
+	if err != nil {
+		c.stats.deregisterErrors.Add(1)
+		err = fmt.Errorf("release %v: %w", e.rng(), err)
+		c.tell(Event{Kind: EventBackgroundError, Range: e.rng(), Err: err})
+		return err
+	}
+	c.stats.deregister.record(c.clock() - start)
+	return nil
+}
