@@ -11,8 +11,10 @@ import (
 	"github.com/pindown/pindown/vm"
 )
 
-// pageShift is the unit in which places in an area are counted, whatever the
+// PageSize is the unit in which places in an area are counted, whatever the
 // system's page size.
+const PageSize = 1 << pageShift
+
 const pageShift = 12
 
 // reservation is address space without memory behind it.

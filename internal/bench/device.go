@@ -2,14 +2,16 @@ package bench
 
 import (
 	"context"
+	"os"
 	"sync/atomic"
 
 	"github.com/pindown/pindown/device"
 	"github.com/pindown/pindown/vm"
 )
 
-// noop is a device that registers nothing. It rounds to pages, like a real one.
-type noop struct {
+// Device is a device that registers nothing and counts. It rounds to pages, like
+// a real one. Create it with [NewDevice].
+type Device struct {
 	page uintptr
 	_    [56]byte
 	made atomic.Uint64
@@ -18,24 +20,32 @@ type noop struct {
 	_    [56]byte
 }
 
-var _ device.Device = (*noop)(nil)
+// NewDevice returns a device without registrations.
+func NewDevice() *Device { return &Device{page: uintptr(os.Getpagesize())} }
 
-func (d *noop) Name() string { return "noop" }
+var _ device.Device = (*Device)(nil)
 
-func (d *noop) Limits() device.Limits { return device.Limits{PageSize: d.page} }
+// Name returns "noop".
+func (d *Device) Name() string { return "noop" }
 
-func (d *noop) Register(_ context.Context, r vm.Range, access device.Access) (device.Registration, error) {
+// Limits returns no limits, and the page size.
+func (d *Device) Limits() device.Limits { return device.Limits{PageSize: d.page} }
+
+// Register counts.
+func (d *Device) Register(_ context.Context, r vm.Range, access device.Access) (device.Registration, error) {
 	key := d.made.Add(1)
 	return device.Registration{Range: r, LocalKey: uint32(key), Access: access, Handle: key}, nil
 }
 
-func (d *noop) Deregister(device.Registration) error {
+// Deregister counts.
+func (d *Device) Deregister(device.Registration) error {
 	d.gone.Add(1)
 	return nil
 }
 
-// live returns the registrations that exist.
-func (d *noop) live() int {
+// Registrations returns how many were made, and how many exist.
+func (d *Device) Registrations() (made uint64, live int) {
 	gone := d.gone.Load() // first, so that the difference isn't negative
-	return int(d.made.Load() - gone)
+	made = d.made.Load()
+	return made, int(made - gone)
 }

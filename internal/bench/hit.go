@@ -144,7 +144,7 @@ func (r *runner) hitRounds(f *field, c Case, a *Area, length uintptr, orders [][
 				tasks = append(tasks, task{row: r.row(c, impl), measure: func() (float64, error) {
 					made, _ := s.Registrations()
 					p, err := r.team.run(r.warm(), r.o.Duration, steps...)
-					if again, _ := s.Registrations(); err == nil && again != made && !s.perUse() {
+					if again, _ := s.Registrations(); err == nil && again != made && !s.Registers {
 						err = fmt.Errorf("%w: %d of %d acquires registered", ErrNotCached, again-made, p.ops)
 					}
 					return p.nsPerOp, err

@@ -1,13 +1,10 @@
 package bench
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"os"
 
 	"github.com/pindown/pindown"
-	"github.com/pindown/pindown/device"
 	"github.com/pindown/pindown/monitor"
 	"github.com/pindown/pindown/monitor/manual"
 	"github.com/pindown/pindown/vm"
@@ -21,6 +18,8 @@ type Factory struct {
 	// New returns an empty subject that can hold that many regions, and no
 	// more: beyond it evicts.
 	New func(regions int) (Subject, error)
+	// Registers says that it is no cache: each acquire registers.
+	Registers bool
 	// Unfit says why an implementation can't run a workload; "" if it can. Nil:
 	// all can.
 	Unfit func(Case) string
@@ -87,7 +86,7 @@ func (m *Monitor) open(regions int) (monitor.Monitor, error) {
 
 // cacheSubject is pindown's cache.
 type cacheSubject struct {
-	dev   *noop
+	dev   *Device
 	mon   monitor.Monitor
 	cache *pindown.Cache
 }
@@ -97,7 +96,7 @@ func newCacheSubject(m *Monitor, regions int) (*cacheSubject, error) {
 	if err != nil {
 		return nil, err
 	}
-	dev := &noop{page: uintptr(os.Getpagesize())}
+	dev := NewDevice()
 	cache, err := pindown.New(dev, &pindown.Options{
 		Monitor:    mon,
 		MaxRegions: regions,
@@ -111,7 +110,7 @@ func newCacheSubject(m *Monitor, regions int) (*cacheSubject, error) {
 }
 
 func (s *cacheSubject) Registrations() (made uint64, live int) {
-	return s.dev.made.Load(), s.dev.live()
+	return s.dev.Registrations()
 }
 
 func (s *cacheSubject) Invalidate(r vm.Range) error {
@@ -136,46 +135,3 @@ func (s *cacheSubject) cached() error {
 	}
 	return nil
 }
-
-// cacheWorker uses a cache as everybody does.
-type cacheWorker struct{ c *pindown.Cache }
-
-func (w cacheWorker) Run(base, length uintptr, pages []uint32) error {
-	ctx := context.Background()
-	for _, p := range pages {
-		start := base + uintptr(p)<<pageShift
-		r, err := w.c.AcquireRange(ctx, vm.Range{Start: start, End: start + length}, access)
-		if err != nil {
-			return err
-		}
-		if err := r.Release(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (w cacheWorker) Close() error { return nil }
-
-// perUseWorker registers and deregisters, without a cache.
-type perUseWorker struct{ dev device.Device }
-
-func (w perUseWorker) Run(base, length uintptr, pages []uint32) error {
-	ctx := context.Background()
-	for _, p := range pages {
-		start := base + uintptr(p)<<pageShift
-		r, err := w.dev.Register(ctx, vm.Range{Start: start, End: start + length}, access)
-		if err != nil {
-			return err
-		}
-		if err := w.dev.Deregister(r); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (w perUseWorker) Close() error { return nil }
-
-// perUse reports whether s registers for each acquire on purpose.
-func (s *resident) perUse() bool { return s.Impls[0] == "per-use" }

@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+
+	"github.com/pindown/pindown/bench/baseline"
+	"github.com/pindown/pindown/bench/ucx"
+	"github.com/pindown/pindown/internal/bench"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	switch err := run(ctx, os.Args[1:], os.Stdout); {
+	case err == nil, errors.Is(err, pflag.ErrHelp):
+	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		fmt.Fprintln(os.Stderr, "bench: interrupted")
+		os.Exit(1)
+	default:
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string, w io.Writer) error {
+	var o bench.Options
+	var workloads []string
+	var file string
+	f := pflag.NewFlagSet("bench", pflag.ContinueOnError)
+	f.StringSliceVar(&workloads, "workload", []string{"hit", "miss", "invalidate", "memory"}, "workloads to run")
+	f.IntSliceVar(&o.Regions, "regions", nil, "numbers of resident regions (default 1,1000,10000,100000,1000000)")
+	f.IntSliceVar(&o.Threads, "threads", nil, "numbers of threads, of 1 and 2 (default both)")
+	f.StringSliceVar(&o.Patterns, "pattern", []string{"uniform", "same", "different", "random", "room", "evict",
+		"operation", "acquire-after", "acquire-during", "hit-during", "reclaim", "total", "heap"}, "patterns to run")
+	f.StringSliceVar(&o.Impls, "impl", nil, "implementations to run (default all)")
+	f.DurationVar(&o.Duration, "duration", 20*time.Millisecond, "time of one measurement in one round")
+	f.IntVar(&o.Rounds, "rounds", 11, "number of rounds, and so of pairs")
+	f.BoolVar(&o.Short, "short", false, "measure little and briefly")
+	f.StringVar(&file, "json", "", "file to write the rows to, as JSON")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	if o.Short {
+		if !f.Changed("duration") {
+			o.Duration = 0
+		}
+		if !f.Changed("rounds") {
+			o.Rounds = 0
+		}
+	}
+	for _, name := range workloads {
+		o.Workloads = append(o.Workloads, bench.Workload(name))
+	}
+	o.Peers = []bench.Factory{ucx.Factory(), baseline.MutexBTree(), baseline.PerUse()}
+	if err := o.Validate(); err != nil {
+		return err
+	}
+	if _, err := unix.IoctlGetTermios(int(os.Stderr.Fd()), unix.TCGETS); err == nil {
+		o.Progress = func(what string) { fmt.Fprintf(os.Stderr, "\r\033[Kbench: %s", what) }
+		defer fmt.Fprint(os.Stderr, "\r\033[K")
+	}
+	r, err := bench.Run(ctx, &o)
+	if err != nil {
+		return err
+	}
+	r.Notes = slices.Insert(r.Notes, 0, "UCX "+ucx.Version()+" is libucs from the system")
+	if file != "" {
+		if err := write(file, r); err != nil {
+			return err
+		}
+	}
+	if o.Progress != nil {
+		fmt.Fprint(os.Stderr, "\r\033[K")
+	}
+	if err := r.WriteText(w); err != nil {
+		return err
+	}
+	if file != "" {
+		fmt.Fprintf(w, "\nrows written to %s\n", file)
+	}
+	return nil
+}
+
+// write replaces the file in one step.
+func write(file string, r *bench.Report) error {
+	tmp, err := os.CreateTemp(filepath.Dir(file), ".bench-*")
+	if err != nil {
+		return fmt.Errorf("write rows: %w", err)
+	}
+	defer func() { _ = os.Remove(tmp.Name()) }() // gone if it was renamed
+	err = errors.Join(r.WriteJSON(tmp), tmp.Chmod(0o644), tmp.Close())
+	if err == nil {
+		err = os.Rename(tmp.Name(), file)
+	}
+	if err != nil {
+		return fmt.Errorf("write rows: %w", err)
+	}
+	return nil
+}
