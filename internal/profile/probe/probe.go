@@ -29,14 +29,14 @@ type Options struct {
 	// RingBytes is the size of the ring buffer, rounded up to a power of two.
 	// Default 16 MiB: some hundred thousand events.
 	RingBytes int
-	// Stacks is how many different stacks are kept. Default 16384.
+	// Stacks is how many different stacks are kept. Default 65536.
 	Stacks int
 }
 
 // Defaults.
 const (
 	defaultRingBytes = 16 << 20
-	defaultStacks    = 16384
+	defaultStacks    = 65536
 )
 
 // States of a task in src/profile.c.

@@ -68,6 +68,13 @@ func (p *Probe) AttachVerbs(path string) error {
 	return nil
 }
 
+// Attached reports whether the copy of libibverbs at path is watched, or was
+// tried.
+func (p *Probe) Attached(path string) bool {
+	var st unix.Stat_t
+	return unix.Stat(path, &st) == nil && p.verbs[fileID{st.Dev, st.Ino}]
+}
+
 type function struct {
 	name           string
 	offset, cookie uint64

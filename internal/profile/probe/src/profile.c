@@ -226,7 +226,8 @@ static __inline_always s32 where(void *ctx, u64 *top, u64 sp)
 {
 	long id = bpf_get_stackid(ctx, &stacks, BPF_F_USER_STACK);
 
-	if (id < 0)
+	/* -EEXIST: its place is taken. -ENOMEM. A thread of the kernel has none. */
+	if (id == -17 || id == -12)
 		__sync_fetch_and_add(&lost_stacks, 1);
 	bpf_probe_read_user(top, TOP * sizeof(*top), (void *)sp);
 	return id;

@@ -1,0 +1,545 @@
+package profile
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pindown/pindown/internal/profile/probe"
+	"github.com/pindown/pindown/trace"
+)
+
+// Errors that Run wraps.
+var (
+	// ErrNotSupported says that programs can't be watched here, or not by this
+	// user.
+	ErrNotSupported = probe.ErrNotSupported
+	// ErrStart says that the program couldn't be started.
+	ErrStart = errors.New("start program")
+)
+
+// Options of Run. The zero value of each field means its default.
+type Options struct {
+	// Command is what to run; its streams are those that follow. Or PID is a
+	// process to follow, which is what it was started with otherwise.
+	Command []string
+	PID     int
+	Stdin   io.Reader
+	Stdout  io.Writer
+	Stderr  io.Writer
+	// Signals are passed on to the program.
+	Signals <-chan os.Signal
+	// UseBytes is the size of a transfer from which on it is a use of a buffer.
+	// Default 16 KiB. NoUses: none is.
+	UseBytes uint64
+	NoUses   bool
+	// Trace is where the recording goes. Default: none is made.
+	Trace io.Writer
+	// TraceBytes is the most that a recording gets. Default: no limit.
+	TraceBytes int64
+	// Progress is called about once a second.
+	Progress func(*Progress)
+	// RingBytes is the size of the buffer between the kernel and this process.
+	RingBytes int
+	// Sites is how many call sites the result has. Default 100.
+	Sites int
+	// Tool is the name and version of the program that records.
+	Tool string
+}
+
+// Defaults.
+const (
+	DefaultUseBytes = 16 << 10
+	DefaultSites    = 100
+)
+
+func (o *Options) withDefaults() (Options, error) {
+	c := *o
+	if len(c.Command) == 0 && c.PID <= 0 || len(c.Command) > 0 && c.PID != 0 {
+		return c, errors.New("profile: one of a command and a process")
+	}
+	if c.UseBytes == 0 {
+		c.UseBytes = DefaultUseBytes
+	}
+	if c.NoUses {
+		c.UseBytes = 0
+	}
+	if c.Sites == 0 {
+		c.Sites = DefaultSites
+	}
+	return c, nil
+}
+
+// Progress is what there is so far.
+type Progress struct {
+	Elapsed       time.Duration
+	Operations    uint64
+	Bytes         uint64
+	PerSecond     float64 // operations, of late
+	Registrations uint64  // that live
+	Stale         uint64
+	Lost          uint64
+}
+
+const (
+	// poll is how often the ring buffer is emptied.
+	poll = 20 * time.Millisecond
+	// flush is how often a recording is written out.
+	flush = time.Second
+)
+
+type run struct {
+	o       Options
+	probe   *probe.Probe
+	side    *probe.Sideband
+	spaces  *spaces
+	a       *analysis
+	trace   *trace.Writer
+	cmd     *exec.Cmd
+	pid     int
+	began   time.Duration
+	notes   []string
+	exit    *os.ProcessState
+	ended   bool
+	cpu     time.Duration // of this process at the beginning
+	lastN   uint64
+	lastAt  time.Duration
+	flushed time.Duration
+}
+
+// Run runs a program and returns what its VM activity was. The program's exit
+// code is in the result; an error is Run's own. When the context ends a program
+// that Run started is killed, and one that it follows is let go.
+func Run(ctx context.Context, opts *Options) (_ *Result, err error) {
+	o, err := opts.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	r := &run{o: o, pid: o.PID, spaces: newSpaces()}
+	defer r.spaces.close()
+	if r.probe, err = probe.Open(&probe.Options{UseBytes: o.UseBytes, RingBytes: o.RingBytes}); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, r.probe.Close()) }()
+	if r.side, err = probe.OpenSideband(); err != nil {
+		r.note("functions of programs that end soon aren't named: %v", err)
+	}
+	defer func() {
+		if r.side != nil {
+			err = errors.Join(err, r.side.Close())
+		}
+	}()
+	for _, path := range probe.InstalledVerbs() {
+		r.attachVerbs(path)
+	}
+	r.began, r.cpu = now(), ownTime()
+	if o.Trace != nil {
+		if r.trace, err = trace.NewWriter(o.Trace, &trace.WriterOptions{MaxBytes: o.TraceBytes}); err != nil {
+			return nil, fmt.Errorf("write trace: %w", err)
+		}
+	}
+	r.a = newAnalysis(r.began, r.spaces, r.probe.Stack, r.trace)
+	r.a.uses.Rule = o.useRule()
+	if err := r.start(); err != nil {
+		return nil, err
+	}
+	if err := r.follow(ctx); err != nil {
+		return nil, err
+	}
+	return r.finish()
+}
+
+func (o *Options) useRule() string {
+	if o.UseBytes == 0 {
+		return "transfers aren't recorded"
+	}
+	return fmt.Sprintf("read, write, send and receive calls, vectored or not, and such requests to io_uring, that transfer at least %d bytes; each part of a vector for itself", o.UseBytes)
+}
+
+func (r *run) note(format string, args ...any) {
+	s := fmt.Sprintf(format, args...)
+	if !slices.Contains(r.notes, s) {
+		r.notes = append(r.notes, s)
+	}
+}
+
+func (r *run) attachVerbs(path string) {
+	if err := r.probe.AttachVerbs(path); err != nil {
+		r.note("registrations through %s aren't seen: %v", path, err)
+	}
+}
+
+func now() time.Duration {
+	var ts unix.Timespec
+	// CLOCK_MONOTONIC can always be read.
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
+	return time.Duration(ts.Nano())
+}
+
+// ownTime is the processor time of this process.
+func ownTime() time.Duration {
+	var u unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &u)
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+func release() string {
+	var u unix.Utsname
+	_ = unix.Uname(&u)
+	return unix.ByteSliceToString(u.Release[:])
+}
+
+func (r *run) start() error {
+	command := r.o.Command
+	if len(command) == 0 {
+		raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", r.pid))
+		if err != nil {
+			return fmt.Errorf("follow process %d: %w", r.pid, err)
+		}
+		command = strings.Split(strings.TrimRight(string(raw), "\x00"), "\x00")
+	}
+	r.o.Command = command
+	if r.trace != nil {
+		if err := r.trace.Meta(&trace.Meta{
+			Began: time.Now(), Command: command, Arch: runtime.GOARCH, CPUs: runtime.NumCPU(), Kernel: release(),
+			PageSize: os.Getpagesize(), Mode: "bpf-syscalls", UseRule: r.a.uses.Rule, Tool: r.o.Tool,
+		}); err != nil {
+			return fmt.Errorf("write trace: %w", err)
+		}
+	}
+	if r.o.PID != 0 {
+		return r.attach()
+	}
+	r.cmd = exec.Command(command[0], command[1:]...) //nolint:noctx // It isn't killed when the context ends, but told.
+	r.cmd.Stdin, r.cmd.Stdout, r.cmd.Stderr = r.o.Stdin, r.o.Stdout, r.o.Stderr
+	if err := r.probe.Start(r.cmd); err != nil {
+		return fmt.Errorf("%w: %w", ErrStart, err)
+	}
+	r.pid = r.cmd.Process.Pid
+	return nil
+}
+
+// attach follows a process that runs.
+func (r *run) attach() error {
+	if err := r.probe.Follow(r.pid); err != nil {
+		if errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("follow process %d: %w", r.pid, os.ErrProcessDone)
+		}
+		return err
+	}
+	pid := uint32(r.pid)
+	if err := r.spaces.readMaps(pid); err != nil {
+		r.note("functions aren't named: %v", err)
+	}
+	comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	name := strings.TrimSpace(string(comm))
+	r.a.processes[pid], r.a.running[pid] = name, true
+	if r.trace != nil {
+		r.a.traced(r.trace.Process(&trace.Process{PID: pid, Comm: name, Args: r.o.Command}))
+	}
+	for _, m := range r.spaces.modules {
+		if probe.IsVerbs(m.path) {
+			r.attachVerbs(m.path)
+			r.note("registrations made before the profile began aren't known")
+		}
+	}
+	return nil
+}
+
+// follow reads until the program ends.
+func (r *run) follow(ctx context.Context) error {
+	ended := make(chan error, 1)
+	if r.cmd != nil {
+		go func() { ended <- r.cmd.Wait() }()
+	} else {
+		go func() { ended <- waitFor(ctx, r.pid) }()
+	}
+	tick := time.NewTicker(poll)
+	defer tick.Stop()
+	done := ctx.Done()
+	for {
+		select {
+		case <-tick.C:
+			if err := r.drain(); err != nil {
+				return err
+			}
+			r.progress()
+		case s := <-r.o.Signals:
+			if r.cmd != nil {
+				// It may have ended meanwhile.
+				_ = r.cmd.Process.Signal(s)
+			}
+		case <-done:
+			done = nil
+			if r.cmd == nil {
+				return r.drain()
+			}
+			_ = r.cmd.Process.Kill()
+		case err := <-ended:
+			if r.cmd != nil {
+				r.exit = r.cmd.ProcessState
+				var exit *exec.ExitError
+				if err != nil && !errors.As(err, &exit) {
+					r.note("copy of the program's output: %v", err)
+				}
+			}
+			r.ended = err == nil || r.cmd != nil
+			return r.drain()
+		}
+	}
+}
+
+// waitFor returns nil when a process ended.
+func waitFor(ctx context.Context, pid int) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil //nolint:nilerr // It has ended.
+	}
+	defer func() { _ = unix.Close(fd) }()
+	for ctx.Err() == nil {
+		const wait = 100 // ms
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, wait)
+		if n > 0 {
+			return nil
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return os.NewSyscallError("poll", err)
+		}
+	}
+	return ctx.Err()
+}
+
+// drain takes in what happened.
+func (r *run) drain() error {
+	r.spaces.drain(r.side, now())
+	if err := r.probe.Drain(r.a.event); err != nil {
+		return err
+	}
+	if r.trace != nil {
+		if t := now(); t-r.flushed >= flush {
+			r.flushed = t
+			r.a.traced(r.trace.Flush())
+		}
+	}
+	if err := r.a.traceErr; err != nil {
+		return fmt.Errorf("write trace: %w", err)
+	}
+	for _, m := range r.spaces.takeNew() {
+		if probe.IsVerbs(m.path) {
+			if !r.probe.Attached(m.path) {
+				r.note("%s was found when the program had loaded it: its first registrations may be missing", m.path)
+			}
+			r.attachVerbs(m.path)
+		}
+	}
+	return nil
+}
+
+func (r *run) progress() {
+	t := now()
+	if r.o.Progress == nil || t-r.lastAt < time.Second {
+		return
+	}
+	p := &Progress{
+		Elapsed: t - r.began, Operations: r.a.total, Bytes: r.a.bytes,
+		Registrations: uint64(len(r.a.regs.live)), Stale: r.a.regs.stale.Windows,
+	}
+	if r.lastAt != 0 {
+		p.PerSecond = float64(r.a.total-r.lastN) / (t - r.lastAt).Seconds()
+	}
+	if s, err := r.probe.Stats(); err == nil {
+		p.Lost = s.LostEvents
+	}
+	r.lastN, r.lastAt = r.a.total, t
+	r.o.Progress(p)
+}
+
+// finish makes the result.
+func (r *run) finish() (*Result, error) {
+	elapsed := now() - r.began
+	reader := ownTime() - r.cpu
+	if err := r.probe.Detach(); err != nil {
+		return nil, err
+	}
+	if err := r.drain(); err != nil {
+		return nil, err
+	}
+	counts, err := r.probe.Counts()
+	if err != nil {
+		return nil, err
+	}
+	stats, err := r.probe.Stats()
+	if err != nil {
+		return nil, err
+	}
+	res := r.a.result(counts, r.o.Sites)
+	res.Command, res.PID, res.Kernel, res.PageSize = r.o.Command, r.pid, release(), os.Getpagesize()
+	res.Seconds = elapsed.Seconds()
+	res.ExitCode = -1
+	res.Lost = Lost{Events: stats.LostEvents, Stacks: stats.LostStacks, Tasks: stats.LostTasks, Mappings: r.spaces.lost}
+	res.Overhead = Overhead{
+		Measured: stats.Measured, Runs: stats.Runs, Seconds: stats.Time.Seconds(), ReaderSeconds: reader.Seconds(),
+	}
+	if r.exit != nil {
+		status, _ := r.exit.Sys().(syscall.WaitStatus)
+		res.ExitCode = status.ExitStatus()
+		if status.Signaled() {
+			const signalled = 128
+			res.ExitCode, res.Signal = signalled+int(status.Signal()), status.Signal().String()
+		}
+		res.Overhead.ProgramSeconds = (r.exit.UserTime() + r.exit.SystemTime()).Seconds()
+		if res.Overhead.ProgramSeconds > 0 {
+			res.Overhead.Share = res.Overhead.Seconds / res.Overhead.ProgramSeconds
+		}
+	}
+	delete(r.a.running, uint32(r.pid))
+	if n := len(r.a.running); n > 0 && r.ended {
+		r.note("%s still ran when the program ended", plural(n, "other process", "other processes"))
+	}
+	res.Notes = append(append(res.Notes, r.probe.Notes()...), r.notes...)
+	if r.trace != nil {
+		if err := r.finishTrace(&res.Lost, elapsed); err != nil {
+			return nil, fmt.Errorf("write trace: %w", err)
+		}
+	}
+	return res, nil
+}
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return strconv.Itoa(n) + " " + many
+}
+
+// finishTrace writes the call sites and what was lost.
+func (r *run) finishTrace(lost *Lost, at time.Duration) error {
+	for _, s := range r.a.sites {
+		st := &trace.Stack{ID: s.id}
+		for _, f := range r.a.resolve(s) {
+			st.Frames = append(st.Frames, trace.Frame{
+				Addr: f.Address, Function: f.Function, File: f.File, Line: uint32(f.Line), Module: f.Module, Offset: f.Offset,
+			})
+		}
+		r.a.traced(r.trace.Stack(st))
+	}
+	for cause, n := range map[trace.LostCause]uint64{trace.LostBuffer: lost.Events, trace.LostTable: lost.Tasks + lost.Stacks} {
+		if n > 0 {
+			r.a.traced(r.trace.Lost(&trace.Lost{Time: at, Cause: cause, Records: n}))
+		}
+	}
+	r.a.traced(r.trace.Close())
+	return r.a.traceErr
+}
+
+// result makes the result of what is known, without what Run knows.
+func (a *analysis) result(counts map[probe.What]probe.Count, sites int) *Result {
+	res := &Result{
+		Operations: map[string]*Operation{}, Uses: a.uses, Registering: a.regs.sum, Stale: a.regs.stale,
+		Processes: len(a.processes), Threads: []Thread{}, CallSites: []CallSite{},
+		Registrations: []*Registration{}, StaleWindows: []*StaleWindow{}, Notes: []string{},
+		Timeline: Timeline{Interval: a.interval.Seconds(), Points: a.points},
+	}
+	for w, c := range counts {
+		o := &Operation{
+			Count: c.Calls, Failed: c.Failed, Bytes: c.Bytes, Seconds: c.Time.Seconds(),
+			Mean: c.Time.Seconds() / float64(c.Calls), Kinds: map[string]uint64{}, Sizes: []SizeBucket{},
+		}
+		res.Operations[w.String()] = o
+		seen := a.ops[w]
+		if seen == nil {
+			continue
+		}
+		o.Pages, o.Changes, o.Kinds = seen.pages, seen.changes, seen.kinds
+		o.P50, o.P99, o.Max = seen.latency.quantile(0.5).Seconds(), seen.latency.quantile(0.99).Seconds(), seen.latency.max.Seconds()
+		o.Latencies = seen.latency.buckets()
+		for i, s := range seen.sizes {
+			if s.Count > 0 {
+				s.UpTo = 1 << min(i, 63)
+				o.Sizes = append(o.Sizes, s)
+			}
+		}
+		if w == probe.Shmat || w == probe.Shmdt {
+			// The kernel's counts have no size of a segment.
+			for _, s := range seen.sizes {
+				o.Bytes += s.Bytes
+			}
+		}
+	}
+	for tid, t := range a.threads {
+		res.Threads = append(res.Threads, Thread{
+			PID: t.pid, TID: tid, Name: t.name, Operations: t.operations, Bytes: t.size, Seconds: t.time.Seconds(),
+		})
+	}
+	slices.SortFunc(res.Threads, func(x, y Thread) int {
+		return cmp.Or(cmp.Compare(y.Operations, x.Operations), cmp.Compare(x.TID, y.TID))
+	})
+	res.CallSites = a.callSites(sites)
+	for _, x := range a.regs.list {
+		x.out.Stack = a.resolve(x.site)
+		res.Registrations = append(res.Registrations, x.out)
+	}
+	for _, w := range a.regs.stales {
+		w.out.Stack, w.out.RegistrationStack = a.resolve(w.site), a.resolve(w.reg.site)
+		if w.used {
+			w.out.UseStack = a.resolve(w.where)
+		}
+		res.StaleWindows = append(res.StaleWindows, w.out)
+	}
+	return res
+}
+
+// callSites returns those where most time is spent. The same place in several
+// processes that run the same program is one.
+func (a *analysis) callSites(n int) []CallSite {
+	type place struct {
+		operation, program, stack string
+	}
+	places := map[place]*CallSite{}
+	for s, by := range a.siteOps {
+		frames := a.resolve(s)
+		for w, so := range by {
+			key := place{w.String(), a.processes[s.pid], stackKey(frames)}
+			c := places[key]
+			if c == nil {
+				c = &CallSite{Operation: key.operation, Program: key.program, Stack: frames}
+				places[key] = c
+			}
+			c.Count += so.count
+			c.Bytes += so.bytes
+			c.Seconds += so.time.Seconds()
+		}
+	}
+	list := make([]CallSite, 0, len(places))
+	for _, c := range places {
+		list = append(list, *c)
+	}
+	slices.SortFunc(list, func(x, y CallSite) int {
+		return cmp.Or(cmp.Compare(y.Seconds, x.Seconds), cmp.Compare(y.Count, x.Count), cmp.Compare(x.Operation, y.Operation))
+	})
+	return list[:min(n, len(list))]
+}
+
+func stackKey(frames []Frame) string {
+	var b strings.Builder
+	for _, f := range frames {
+		if f.Module == "" {
+			fmt.Fprintf(&b, "%x;", f.Address)
+		} else {
+			fmt.Fprintf(&b, "%s+%x;", f.Module, f.Offset)
+		}
+	}
+	return b.String()
+}
