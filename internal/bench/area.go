@@ -97,6 +97,10 @@ const (
 // chunk is how many acquires a Worker makes in one call.
 const chunk = 1024
 
+// shortChunk is chunk where several threads are measured, divides it, and still
+// makes a call into C cheap.
+const shortChunk = 128
+
 // orderLen is the length of the list of what to acquire: several times the
 // regions, so that going round doesn't make a smaller working set of them. It is
 // read in sequence, four bytes an acquire.

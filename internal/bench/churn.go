@@ -107,7 +107,7 @@ func (r *runner) churnOf(c Case, s *resident, a *Area, impl string, churners []c
 	defer w.Close() //nolint:errcheck // its errors are those of Run
 	hitting := *a
 	hitting.Regions-- // the last one is for churn
-	l := &loop{w: w, base: a.Base, length: a.Length(), order: hitting.order(patternUniform, false, r.rng(4))}
+	l := &loop{w: w, base: a.Base, length: a.Length(), order: hitting.order(patternUniform, false, r.rng(4)), chunk: chunk}
 	rows := make([]Result, len(churners))
 	all := make([]*hdrhistogram.Histogram, len(churners))
 	p99 := make([][]float64, len(churners))

@@ -26,7 +26,7 @@ type Result struct {
 	// zero in rows about memory.
 	NsPerOp      float64 `json:"ns_per_op"`
 	OpsPerSecond float64 `json:"ops_per_second"`
-	// Samples are NsPerOp by round.
+	// Samples are NsPerOp by round; zero where the round gave no figure.
 	Samples []float64 `json:"samples_ns,omitempty"`
 	// P50, P99 and Max are of single operations, the clock's own cost included,
 	// where these were timed one by one.
@@ -163,11 +163,8 @@ func (r *Report) WriteBenchfmt(w io.Writer) error {
 			fmt.Fprintf(&b, "%s\t1\t%g B/region\n", name, x.BytesPerRegion)
 			continue
 		}
-		for _, s := range x.Samples {
-			n := 1.0
-			if s > 0 {
-				n = max(math.Round(float64(r.Duration)/s), 1)
-			}
+		for _, s := range measured(x.Samples) {
+			n := max(math.Round(float64(r.Duration)/s), 1)
 			fmt.Fprintf(&b, "%s\t%.0f\t%g ns/op", name, n, s)
 			if x.P99 > 0 {
 				fmt.Fprintf(&b, "\t%g p50-ns\t%g p99-ns", x.P50, x.P99)
@@ -197,11 +194,17 @@ func figure(v float64) string {
 
 // spread is how far the rounds lie apart, by the median.
 func spread(samples []float64) string {
+	samples = measured(samples)
 	m := median(samples)
 	if len(samples) < 2 || m == 0 {
 		return ""
 	}
 	return fmt.Sprintf("%.0f %%", 100*(slices.Max(samples)-slices.Min(samples))/m)
+}
+
+// measured returns the samples without those that gave no figure.
+func measured(samples []float64) []float64 {
+	return slices.DeleteFunc(slices.Clone(samples), func(s float64) bool { return s <= 0 })
 }
 
 func median(v []float64) float64 {

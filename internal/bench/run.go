@@ -181,6 +181,11 @@ func (r *runner) rounds(tasks []task) ([]Result, error) {
 			}
 			r.progress("%s %s, %d regions, %s: round %d of %d", t.row.Workload, t.row.Pattern, t.row.Regions, t.row.Impl, n+1, r.o.Rounds)
 			ns, err := t.measure()
+			if errors.Is(err, errNotTogether) {
+				r.report.note("%s %s, %d regions, %d threads, %s, round %d: the threads did not get processors at the same time",
+					t.row.Workload, t.row.Pattern, t.row.Regions, t.row.Threads, t.row.Impl, n+1)
+				ns, err = 0, nil
+			}
 			if err != nil {
 				return nil, fmt.Errorf("%s %s, %d regions, %s: %w", t.row.Workload, t.row.Pattern, t.row.Regions, t.row.Impl, err)
 			}
@@ -195,7 +200,7 @@ func (r *runner) rounds(tasks []task) ([]Result, error) {
 
 // conclude computes the figures from the samples.
 func (x *Result) conclude() {
-	x.NsPerOp = median(x.Samples)
+	x.NsPerOp = median(measured(x.Samples))
 	if x.NsPerOp > 0 {
 		x.OpsPerSecond = 1e9 * float64(x.Threads) / x.NsPerOp
 	}
@@ -226,7 +231,7 @@ func (r *runner) add(rows []Result) {
 func (r *runner) ratio(x, y Result, t Ratio, of, to []float64) {
 	t.Workload, t.Regions, t.Pattern = x.Workload, x.Regions, x.Pattern
 	for i := range min(len(of), len(to)) {
-		if to[i] > 0 {
+		if to[i] > 0 && of[i] > 0 {
 			t.Pairs = append(t.Pairs, of[i]/to[i])
 		}
 	}
