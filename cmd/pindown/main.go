@@ -2,7 +2,8 @@
 // help".
 //
 // It exits with 0 if all went well, 1 if something failed, 2 if it was called
-// wrongly, and 3 if what was asked for isn't supported on this machine.
+// wrongly, and 3 if what was asked for isn't supported on this machine. "profile"
+// and "record" exit as the program did that they ran.
 package main
 
 import (
@@ -24,8 +25,8 @@ func run() int {
 	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, stop) })
 	root := NewRootCommand()
 	err := root.ExecuteContext(ctx)
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "pindown: %s\n", message(ctx, err))
+	if s := message(ctx, err); s != "" {
+		fmt.Fprintf(os.Stderr, "pindown: %s\n", s)
 	}
 	return exitCode(err)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/pindown/pindown/device"
 	"github.com/pindown/pindown/internal/bench"
 	"github.com/pindown/pindown/internal/demo"
+	"github.com/pindown/pindown/internal/profile"
 )
 
 // Exit codes.
@@ -42,7 +43,8 @@ command shows what that is about, and what of it works on this machine.
 
 Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 not supported on this machine.`,
 		Example: `  pindown demo       # stale registrations, and none, on a real file
-  pindown doctor     # what works here, and what is missing`,
+  pindown doctor     # what works here, and what is missing
+  pindown profile -- ./server   # what a program's memory operations do to registrations`,
 		Args:          usageArgs(cobra.NoArgs),
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -53,7 +55,7 @@ Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 not supported on this machine.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w\nRun '%s --help' for usage", err, cmd.CommandPath())}
 	})
-	root.AddCommand(newBenchCommand(), newDemoCommand(), newDoctorCommand(), newVersionCommand())
+	root.AddCommand(newBenchCommand(), newDemoCommand(), newDoctorCommand(), newProfileCommand(), newRecordCommand(), newVersionCommand())
 	return root
 }
 
@@ -70,20 +72,29 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 // exitCode maps what the command returned.
 func exitCode(err error) int {
 	_, usage := errors.AsType[usageError](err)
+	program, ran := errors.AsType[exitStatus](err)
+	start, failed := errors.AsType[startFailure](err)
 	switch {
 	case err == nil:
 		return exitOK
+	case ran:
+		return int(program)
+	case failed:
+		return start.code
 	case usage, errors.Is(err, demo.ErrOptions):
 		return exitUsage
-	case errors.Is(err, demo.ErrNotSupported), errors.Is(err, errNoMonitor), errors.Is(err, bench.ErrNotCached):
+	case errors.Is(err, demo.ErrNotSupported), errors.Is(err, profile.ErrNotSupported), errors.Is(err, errNoMonitor), errors.Is(err, bench.ErrNotCached):
 		return exitUnsupported
 	default:
 		return exitFailed
 	}
 }
 
-// message is what the user reads about an error.
+// message is what the user reads about an error; nothing if the program that was run has said it all.
 func message(ctx context.Context, err error) string {
+	if program, ran := errors.AsType[exitStatus](err); err == nil || ran && err.Error() == program.Error() {
+		return ""
+	}
 	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 		return "interrupted"
 	}
@@ -95,6 +106,8 @@ func message(ctx context.Context, err error) string {
 		// The layers below say the same in their own words.
 		s = strings.TrimPrefix(s, demo.ErrNotSupported.Error()+": ")
 		return "not supported here: " + strings.ReplaceAll(s, device.ErrNotSupported.Error()+": ", "")
+	case errors.Is(err, profile.ErrNotSupported):
+		return strings.ReplaceAll(s, profile.ErrNotSupported.Error()+": ", "")
 	case errors.Is(err, demo.ErrNotOurs):
 		return s + "; --force overwrites it"
 	}

@@ -242,3 +242,6 @@ func duration(s float64) string {
 	}
 	return significant(s) + " s"
 }
+
+// FormatSize formats a number of bytes for people.
+func FormatSize(n uint64) string { return size(n) }
