@@ -104,7 +104,7 @@ func mover(op simhca.Opcode) func(device.Device, device.Registration, int, []byt
 		}
 		c, err := q.CompletionQueue().Wait(ctx)
 		if err == nil {
-			err = c.Err()
+			err = c.Status.Err()
 		}
 		if err == nil && op == simhca.OpWrite {
 			err = space.Load(r.Start, b)

@@ -87,8 +87,8 @@ func (q *Queue) execute(r *request) bool {
 		status = StatusNotReady
 	}
 	var err error
-	if status != StatusInvalid && status != StatusSuccess {
-		err = status
+	if status != StatusInvalid {
+		err = status.Err()
 	}
 	d.ledger.count(VerbExecute, err)
 	q.mu.Lock()
@@ -99,9 +99,9 @@ func (q *Queue) execute(r *request) bool {
 
 // statusOf returns the status that an injected error asks for.
 func statusOf(err error) Status {
-	var s Status
-	if errors.As(err, &s) && s != StatusInvalid && s < statusTryLater {
-		return s
+	var s StatusError
+	if errors.As(err, &s) && s.Status > StatusSuccess && s.Status < statusTryLater {
+		return s.Status
 	}
 	return StatusGeneral
 }

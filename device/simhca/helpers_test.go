@@ -21,11 +21,11 @@ var ctx = context.Background()
 
 // rig is a device over simulated memory, with a queue connected to itself.
 type rig struct {
-	t     testing.TB
-	space *simhca.Space
-	dev   *simhca.Device
-	step  *simhca.Stepper
-	queue *simhca.Queue
+	t       testing.TB
+	space   *simhca.Space
+	dev     *simhca.Device
+	stepper *simhca.Stepper
+	queue   *simhca.Queue
 }
 
 // newRig opens a device that is stepped, unless opts say async.
@@ -33,8 +33,8 @@ func newRig(t testing.TB, opts simhca.Options, async bool) *rig {
 	t.Helper()
 	g := &rig{t: t, space: simhca.NewSpace(nil)}
 	if !async {
-		g.step = simhca.NewStepper(1)
-		opts.Stepper = g.step
+		g.stepper = simhca.NewStepper(1)
+		opts.Stepper = g.stepper
 	}
 	g.dev = simhca.Open(g.space, &opts)
 	g.queue = g.newQueue(nil)
@@ -204,4 +204,21 @@ func (g *rig) wantStatus(what string, got, want simhca.Status) {
 	if got != want {
 		g.t.Errorf("%s: %v, want %v", what, got, want)
 	}
+}
+
+func invalidate(id uint64, key uint32) simhca.WorkRequest {
+	return simhca.WorkRequest{ID: id, Op: simhca.OpLocalInvalidate, LocalInvalidate: &device.LocalInvalidate{Key: key}}
+}
+
+func fastRegister(id uint64, key uint32, over device.Registration, r vm.Range, access device.Access) simhca.WorkRequest {
+	return simhca.WorkRequest{ID: id, Op: simhca.OpFastRegister, FastRegister: &device.FastRegister{Key: key, Over: over, Range: r, Access: access}}
+}
+
+// fastKey returns a fast key that means r over reg, to peers.
+func (g *rig) fastKey(r vm.Range, reg device.Registration) device.FastKey {
+	g.t.Helper()
+	k, err := g.dev.AllocFastKey(ctx, uint64(r.Len()))
+	g.must(err)
+	g.wantStatus("fast-register", g.do(g.queue, fastRegister(1, k.Key, reg, r, device.LocalWrite|device.RemoteRead|device.RemoteWrite)), simhca.StatusSuccess)
+	return k
 }

@@ -101,8 +101,8 @@ const (
 // What the error does: the verb fails with it (wrapped) and leaves the state
 // that the package comment lists. One that wraps device.ErrRegistrationLost
 // takes the registration with it, for Update, Revoke and Load. For VerbExecute
-// the request completes with the error's Status, if it wraps one, and
-// StatusGeneral if not.
+// the request completes with the status of a StatusError that it wraps, and
+// StatusGeneral if it wraps none.
 type Fault struct {
 	Verb Verb
 	Step Step

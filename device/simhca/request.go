@@ -68,14 +68,6 @@ type Completion struct {
 	Queue *Queue
 }
 
-// Err returns nil for success, and else the status.
-func (c Completion) Err() error {
-	if c.Status == StatusSuccess {
-		return nil
-	}
-	return c.Status
-}
-
 // request is a posted work request.
 type request struct {
 	WorkRequest
@@ -168,9 +160,9 @@ func (r *request) notify(s Status) {
 	case s == StatusSuccess:
 		done(nil)
 	case s == StatusFlushed:
-		done(fmt.Errorf("simhca: %v: %w", r.Op, errors.Join(device.ErrQueue, s)))
+		done(fmt.Errorf("%v: %w", r.Op, errors.Join(device.ErrQueue, s.Err())))
 	default:
-		done(fmt.Errorf("simhca: %v: %w", r.Op, s))
+		done(fmt.Errorf("%v: %w", r.Op, s.Err()))
 	}
 }
 

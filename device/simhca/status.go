@@ -1,8 +1,7 @@
 package simhca
 
 // Status is the outcome of a work request, as ibv_wc_status of
-// ibv_poll_cq(3). It is an error, and doesn't wrap another; StatusSuccess is
-// never returned as one.
+// ibv_poll_cq(3).
 type Status uint8
 
 // Statuses. All but StatusSuccess put the queue into error.
@@ -44,8 +43,19 @@ const (
 	statusTryLater
 )
 
-// Error implements error.
-func (s Status) Error() string { return "simhca: " + s.String() }
+// StatusError is the error of a status other than success. It wraps nothing.
+type StatusError struct{ Status Status }
+
+// Error returns the status's name.
+func (e StatusError) Error() string { return "simhca: " + e.Status.String() }
+
+// Err returns nil for StatusSuccess, and else a [StatusError].
+func (s Status) Err() error {
+	if s == StatusSuccess {
+		return nil
+	}
+	return StatusError{s}
+}
 
 // Opcode is a kind of work request.
 type Opcode uint8
