@@ -1,0 +1,284 @@
+package profile
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/pindown/pindown/trace"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// need skips the test if the machine lacks something; in CI it fails.
+func need(tb testing.TB, ok bool, what string) {
+	tb.Helper()
+	if ok {
+		return
+	}
+	if os.Getenv("CI") == "true" {
+		tb.Fatalf("CI lacks %s", what)
+	}
+	tb.Skipf("needs %s", what)
+}
+
+// compile compiles a C program of testdata.
+func compile(tb testing.TB, name string, flags ...string) string {
+	tb.Helper()
+	gcc, err := exec.LookPath("gcc")
+	need(tb, err == nil, "gcc (make deps)")
+	out := filepath.Join(tb.TempDir(), name)
+	args := append([]string{"-O1", "-fno-omit-frame-pointer", "-o", out, filepath.Join("testdata", name+".c")}, flags...)
+	if b, err := exec.Command(gcc, args...).CombinedOutput(); err != nil {
+		tb.Fatalf("gcc %s: %v\n%s", args, err, b)
+	}
+	return out
+}
+
+func profileIt(tb testing.TB, o *Options) *Result {
+	tb.Helper()
+	var out bytes.Buffer
+	if o.Stderr == nil {
+		o.Stdout, o.Stderr = &out, &out
+	}
+	res, err := Run(context.Background(), o)
+	need(tb, !errors.Is(err, ErrNotSupported), fmt.Sprint("BPF: ", err))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if res.Lost.Events != 0 || res.Lost.Tasks != 0 {
+		tb.Errorf("lost: %+v", res.Lost)
+	}
+	if out.Len() > 0 {
+		tb.Logf("%s", out.Bytes())
+	}
+	return res
+}
+
+// straced returns how many calls strace counts.
+func straced(tb testing.TB, command ...string) map[string]uint64 {
+	tb.Helper()
+	strace, err := exec.LookPath("strace")
+	need(tb, err == nil, "strace (make deps)")
+	file := filepath.Join(tb.TempDir(), "strace")
+	cmd := exec.Command(strace, append([]string{"-f", "-c", "-o", file}, command...)...)
+	var exit *exec.ExitError
+	if b, err := cmd.CombinedOutput(); err != nil && !errors.As(err, &exit) {
+		tb.Fatalf("strace: %v\n%s", err, b)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	counts := map[string]uint64{}
+	for line := range strings.Lines(string(text)) {
+		// % time, seconds, usecs/call, calls, [errors,] syscall.
+		f := strings.Fields(line)
+		if len(f) < 5 {
+			continue
+		}
+		if n, err := strconv.ParseUint(f[3], 10, 64); err == nil {
+			counts[f[len(f)-1]] = n
+		}
+	}
+	return counts
+}
+
+// TestCountsAreThoseOfStrace: of a program with children that runs the same
+// way every time, each call of each process is counted, from execve on.
+func TestCountsAreThoseOfStrace(t *testing.T) {
+	program := compile(t, "churn")
+	var rec bytes.Buffer
+	res := profileIt(t, &Options{Command: []string{program}, Trace: &rec})
+	if res.ExitCode != 3 {
+		t.Errorf("exit code %d, want 3", res.ExitCode)
+	}
+	if res.Processes != 4 {
+		t.Errorf("%d processes, want 4", res.Processes)
+	}
+	want := straced(t, program)
+	inTrace := recorded(t, &rec)
+	for _, name := range []string{"munmap", "mmap", "mremap", "madvise", "brk", "mprotect"} {
+		o := res.Operations[name]
+		if o == nil || o.Count != want[name] || want[name] == 0 {
+			t.Errorf("%s: %+v, strace counted %d", name, o, want[name])
+			continue
+		}
+		if got := inTrace[name]; got != want[name] {
+			t.Errorf("%s: %d in the recording, strace counted %d", name, got, want[name])
+		}
+		var sizes, latencies uint64
+		for _, s := range o.Sizes {
+			sizes += s.Count
+		}
+		for _, l := range o.Latencies {
+			latencies += l.Count
+		}
+		if sizes != o.Count || latencies != o.Count {
+			t.Errorf("%s: %d calls, %d by size, %d by latency", name, o.Count, sizes, latencies)
+		}
+	}
+	const rounds = 200 + 3*50 + 30
+	if got := res.Operations["munmap"].Failed; got != rounds {
+		t.Errorf("munmap: %d failed, want %d", got, rounds)
+	}
+	if got := res.Operations["madvise"].Kinds["dontneed"]; got != rounds {
+		t.Errorf("madvise: %d dontneed, want %d", got, rounds)
+	}
+	if !hasSite(res.CallSites, "madvise", "give_back", "churn", "main") {
+		t.Errorf("no call site of madvise in give_back: %+v", res.CallSites)
+	}
+}
+
+// recorded counts the operations in a recording.
+func recorded(tb testing.TB, rec *bytes.Buffer) map[string]uint64 {
+	tb.Helper()
+	r, err := trace.NewReader(rec)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	counts := map[string]uint64{}
+	stacks := map[uint32]bool{}
+	var used []uint32
+	for x, err := range r.All() {
+		if err != nil {
+			tb.Fatal(err)
+		}
+		switch x := x.(type) {
+		case *trace.Event:
+			if x.Kind == trace.KindOp {
+				counts[x.Op.Call()]++
+			}
+			if x.Stack != 0 {
+				used = append(used, x.Stack)
+			}
+		case *trace.Stack:
+			stacks[x.ID] = true
+		}
+	}
+	for _, id := range used {
+		if !stacks[id] {
+			tb.Fatalf("the recording has no stack %d", id)
+		}
+	}
+	return counts
+}
+
+// hasSite reports whether there is a call site of an operation with these
+// functions, innermost first, beneath each other.
+func hasSite(sites []CallSite, operation string, functions ...string) bool {
+	return slices.ContainsFunc(sites, func(c CallSite) bool {
+		return c.Operation == operation && onStack(c.Stack, functions...)
+	})
+}
+
+func onStack(stack []Frame, functions ...string) bool {
+	var names []string
+	for _, f := range stack {
+		names = append(names, f.Function)
+	}
+	for i := range names {
+		if len(names)-i >= len(functions) && slices.Equal(names[i:i+len(functions)], functions) {
+			return true
+		}
+	}
+	return false
+}
+
+// TestStaleWindows: a change to registered memory is reported with the places
+// in the program, and whether the registration was used for it afterwards;
+// nothing is where there is none.
+func TestStaleWindows(t *testing.T) {
+	program := compile(t, "ring")
+	for _, tt := range []struct {
+		how         string
+		stale, used bool
+		ended       string
+		uses        uint64
+		useStack    bool
+	}{
+		{how: "clean", ended: "exit", uses: 4},
+		{how: "before", ended: "exit", uses: 4},
+		{how: "elsewhere", ended: "exit", uses: 4},
+		{how: "unregister", ended: "deregistered", uses: 4},
+		{how: "closed", ended: "ring closed", uses: 4},
+		{how: "unused", stale: true, ended: "exit", uses: 3},
+		{how: "stale", stale: true, used: true, ended: "exit", uses: 4, useStack: true},
+		{how: "sqpoll", stale: true, used: true, ended: "exit", uses: 4},
+	} {
+		t.Run(tt.how, func(t *testing.T) {
+			res := profileIt(t, &Options{Command: []string{program, tt.how}})
+			need(t, res.ExitCode != 9, "io_uring")
+			if res.ExitCode != 0 {
+				t.Fatalf("exit code %d", res.ExitCode)
+			}
+			if len(res.Registrations) != 2 || res.Registering.RegisteredBytes != 128<<10 || res.Registering.Uses != tt.uses {
+				t.Errorf("registering: %+v, want 2 of 128 KiB, %d uses", res.Registering, tt.uses)
+			}
+			for _, x := range res.Registrations {
+				if x.Ended != tt.ended || x.Via != "io_uring" || !onStack(x.Stack, "register_them", "main") {
+					t.Errorf("registration: %+v, want ended by %s", x, tt.ended)
+				}
+			}
+			if !tt.stale {
+				if res.Stale.Windows != 0 || len(res.StaleWindows) != 0 {
+					t.Errorf("stale: %+v %+v", res.Stale, res.StaleWindows[0])
+				}
+				return
+			}
+			if res.Stale.Windows != 1 || len(res.StaleWindows) != 1 {
+				t.Fatalf("stale: %+v, want one window", res.Stale)
+			}
+			w := res.StaleWindows[0]
+			if w.UsedAgain != tt.used || (w.Uses == 1) != tt.used || w.Operation != "madvise dontneed" || w.Length != 16<<10 {
+				t.Errorf("window: %+v", w)
+			}
+			if reg := res.Registrations[w.Registration-1]; reg.Handle != 1 || w.Start != reg.Start {
+				t.Errorf("window at %#x of %+v", w.Start, reg)
+			}
+			if !onStack(w.Stack, "plant", "main") || !onStack(w.RegistrationStack, "register_them", "main") {
+				t.Errorf("stacks: %v, %v", w.Stack, w.RegistrationStack)
+			}
+			if onStack(w.UseStack, "use", "main") != tt.useStack {
+				t.Errorf("stack of the use: %v", w.UseStack)
+			}
+		})
+	}
+}
+
+// TestVerbs: registrations through any copy of libibverbs, by the outermost
+// call.
+func TestVerbs(t *testing.T) {
+	lib := compile(t, "libibverbs", "-shared", "-fPIC", "-Wl,-soname,libibverbs.so.1")
+	dir := filepath.Dir(lib)
+	if err := os.Rename(lib, filepath.Join(dir, "libibverbs.so.1")); err != nil {
+		t.Fatal(err)
+	}
+	program := compile(t, "verbs", filepath.Join(dir, "libibverbs.so.1"))
+	t.Setenv("LD_LIBRARY_PATH", dir)
+	res := profileIt(t, &Options{Command: []string{program}})
+	if res.ExitCode != 0 {
+		t.Fatalf("exit code %d", res.ExitCode)
+	}
+	if g := res.Registering; g.Registrations != 2 || g.Deregistrations != 2 || g.RegisteredBytes != 128<<10 {
+		t.Errorf("registering: %+v; notes: %q", g, res.Notes)
+	}
+	for _, x := range res.Registrations {
+		if x.Via != "verbs" || !onStack(x.Stack, "register_it", "main") {
+			t.Errorf("registration: %+v", x)
+		}
+	}
+	if len(res.StaleWindows) != 1 || res.StaleWindows[0].Registration != 2 || res.StaleWindows[0].Operation != "munmap" {
+		t.Errorf("stale windows: %+v", res.StaleWindows)
+	}
+}
