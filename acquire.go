@@ -75,7 +75,7 @@ const hitValid = MissInvalid
 // deregistered; the check reads the table's word after that, so whatever
 // returned before hit was called is seen.
 func (c *Cache) hit(r Range, access Access) (Region, MissCause) {
-	e, cause := c.find(r, access)
+	l, span, e, cause := c.find(r, access)
 	if e == nil {
 		return Region{}, cause
 	}
@@ -84,37 +84,57 @@ func (c *Cache) hit(r Range, access Access) (Region, MissCause) {
 		e.refs.Add(1)
 		c.stats.unnoted.Add(1)
 	}
-	return c.verify(reg)
+	return c.verify(reg, l, span)
 }
 
-// find returns the live entry that covers r with the given access; or nil and
-// the cause of the miss. All entries of a set have the same attributes.
-func (c *Cache) find(r Range, access Access) (*entry, MissCause) {
+// find returns the listing, with its span, of the live entry that covers r with
+// the given access; or no entry and the cause of the miss. All entries of a set
+// have the same attributes.
+func (c *Cache) find(r Range, access Access) (*listing, uint64, *entry, MissCause) {
 	if r.Start >= r.End || c.guard.Forked() {
-		return nil, MissAbsent
+		return nil, 0, nil, MissAbsent
 	}
-	e := c.set(access).index.lookup(r)
+	l, span := c.set(access).index.lookup(r)
 	switch {
-	case e == nil:
-		return nil, MissAbsent
-	case access&^e.granted() != 0:
-		return nil, MissAccess
+	case l == nil:
+		return nil, 0, nil, MissAbsent
+	case access&^Access(span>>spanAccessShift&spanAccessMask) != 0:
+		return nil, 0, nil, MissAccess
 	}
-	return e, hitValid
+	return l, span, l.e.Load(), MissAbsent
 }
 
-// verify is the rest of hit, after the holder was noted.
-func (c *Cache) verify(reg Region) (Region, MissCause) {
+// verify is the rest of hit, after the holder was noted: see listing.
+func (c *Cache) verify(reg Region, l *listing, span uint64) (Region, MissCause) {
 	if c.hitCheck != nil {
 		c.awaitHitCheck()
 	}
-	e := reg.e
-	if seen := e.seen.Load(); seen == uint64(c.table.Word()) || seen != 0 && c.recheck(e, seen) {
-		e.mark()
+	seen := l.seen.Load()
+	if seen == uint64(c.table.Word())+seenMark && l.span.Load() == span && l.e.Load() == reg.e {
 		return reg, hitValid
 	}
-	c.undo(reg)
-	return Region{e: e}, MissStale
+	return c.restamp(reg, l, span, seen)
+}
+
+// restamp is the rest of verify when the word has changed, or it is the first
+// hit since eviction last looked. A listing that was void, or has changed, tells
+// nothing: the caller looks again under mu.
+func (c *Cache) restamp(reg Region, l *listing, span, seen uint64) (Region, MissCause) {
+	if seen == 0 || l.span.Load() != span || l.e.Load() != reg.e {
+		c.undo(reg)
+		return Region{}, MissAbsent
+	}
+	word := c.table.Word()
+	if seen&^seenMark != uint64(word) {
+		word = c.table.Quiet()
+		if word.Lost() || c.table.Stamp(&reg.e.watch) != reg.e.stamp {
+			c.undo(reg)
+			return Region{e: reg.e}, MissStale
+		}
+		c.stats.restamped.Add(1)
+	}
+	l.seen.CompareAndSwap(seen, uint64(word)|seenMark)
+	return reg, hitValid
 }
 
 // undo takes back an acquire that is no hit.
@@ -138,16 +158,6 @@ func (c *Cache) awaitHitCheck() {
 			time.Sleep(20 * time.Microsecond)
 		}
 	}
-}
-
-// recheck decides by the stamp, after the word has changed. The monitor's hit
-// check has been made.
-func (c *Cache) recheck(e *entry, seen uint64) bool {
-	if !c.compare(e, seen) {
-		return false
-	}
-	c.stats.restamped.Add(1)
-	return true
 }
 
 // flight is a registration on its way. Others that want an overlapping range

@@ -47,7 +47,7 @@ type Cache struct {
 
 	// wanted says whether anybody is interested in budget: how many goroutines
 	// wait for it, or may soon, and whether a limit has kept something out
-	// since it was last freed.
+	// since it was last freed. And whether something dead is held.
 	wanted atomic.Int32
 
 	dev      device.Device
@@ -71,9 +71,9 @@ type Cache struct {
 	budget     chan struct{} // closed when budget frees and somebody waits
 	evict      evictor
 
-	dying  []*entry // dead, holders unknown
-	limbo  fifo     // dead and held
-	graves []*entry // settled, to be deregistered
+	dying  []*entry            // dead, holders unknown
+	limbo  map[*entry]struct{} // dead and held
+	graves []*entry            // settled, to be deregistered
 
 	lanes      []*Lane
 	fenceLanes bool     // their holds need a fence
@@ -92,12 +92,16 @@ type regionSet struct {
 	spans spans // guarded by the cache's mu
 }
 
-// wantedRefused is a flag in Cache.wanted.
-const wantedRefused = 1 << 24
+// Flags in Cache.wanted; the rest is the number of waiters.
+const (
+	wantedRefused = 1 << 24
+	wantedDead    = 1 << 25
+	wantedWaiters = wantedRefused - 1
+)
 
-func newRegionSet() *regionSet {
+func newRegionSet(maxRegions int) *regionSet {
 	s := &regionSet{}
-	s.index = newIndex(s.spans.all)
+	s.index = newIndex(maxRegions, s.spans.all)
 	return s
 }
 
@@ -129,7 +133,7 @@ func New(dev device.Device, o *Options) (*Cache, error) {
 		return nil, fmt.Errorf("new cache: %w", err)
 	}
 	c := &Cache{
-		sets:     [2]*regionSet{newRegionSet(), newRegionSet()},
+		sets:     [2]*regionSet{newRegionSet(opts.MaxRegions), newRegionSet(opts.MaxRegions)},
 		guard:    guard,
 		dev:      dev,
 		lim:      lim,
@@ -137,6 +141,7 @@ func New(dev device.Device, o *Options) (*Cache, error) {
 		born:     time.Now(),
 		budget:   make(chan struct{}),
 		holds:    newHoldTable(),
+		limbo:    make(map[*entry]struct{}),
 	}
 	if opts.Monitor == nil {
 		c.selected = auto.Open(context.Background())
@@ -234,16 +239,13 @@ func (c *Cache) unchanged(e *entry) bool {
 	return seen == uint64(c.table.Word()) || c.compare(e, seen)
 }
 
-// compare decides by the stamp, and notes the word in place of seen. A dead
-// entry's zero stays.
+// compare decides by the stamp, and notes the word in place of seen.
 func (c *Cache) compare(e *entry, seen uint64) bool {
 	word := c.table.Quiet()
 	if word.Lost() || c.table.Stamp(&e.watch) != e.stamp {
 		return false
 	}
-	if seen != 0 {
-		e.seen.CompareAndSwap(seen, uint64(word))
-	}
+	e.seen.CompareAndSwap(seen, uint64(word))
 	return true
 }
 
@@ -295,9 +297,10 @@ func (c *Cache) publish(f *flight, e *entry) {
 	}
 	if c.closed {
 		// Close reports it as in use, and its holder's release deregisters it.
-		e.kill()
+		e.refs.Or(refDead)
 		e.queue = queueLimbo
-		c.limbo.push(e)
+		c.limbo[e] = struct{}{}
+		c.wanted.Or(wantedDead)
 	} else {
 		var buf [4]*entry
 		if old := f.set.spans.overlapping(e.rng(), buf[:0]); len(old) > 0 {
@@ -321,15 +324,6 @@ func (c *Cache) publish(f *flight, e *entry) {
 	}
 }
 
-// unpublish takes e off every list, so that no look-up finds it. mu must be
-// held, and e be listed.
-func (c *Cache) unpublish(e *entry) {
-	set := c.set(e.granted())
-	set.index.remove(e)
-	set.spans.remove(e)
-	c.evict.drop(e)
-}
-
 // unreserve gives back what reserve took for r. mu must be held.
 func (c *Cache) unreserve(r Range) {
 	c.regions--
@@ -341,7 +335,7 @@ func (c *Cache) unreserve(r Range) {
 // freed wakes whoever waits for budget. mu must be held.
 func (c *Cache) freed() {
 	wanted := c.wanted.And(^wantedRefused)
-	if wanted&^wantedRefused > 0 {
+	if wanted&wantedWaiters > 0 {
 		close(c.budget)
 		c.budget = make(chan struct{})
 	}

@@ -14,28 +14,24 @@ import (
 // off both, and dead: no hit can succeed any more), settled (dead and found
 // without holders) and deregistered. See holds.go for how holders are found.
 //
-// It is 96 bytes, a size class of the allocator. What a look-up and a hit read
-// stands in the first 32, which never straddle two cache lines. A hit writes
-// nothing here, but for the mark when it is clear.
+// It is 80 bytes, a size class of the allocator. A hit reads its listing in the
+// index instead.
 type entry struct {
-	// seen is the table's word at the last check; zero once the entry is dead,
-	// which no table's word is.
-	seen       atomic.Uint64
 	start, end uintptr // immutable after publication
-	// refs: dead<<31 | marked<<30 | wider<<29 | holders that aren't in a hold.
-	refs   atomic.Uint32
-	access uint16 // immutable after publication
-
-	mode  entryMode // immutable after publication
-	queue queueID   // guarded by mu
+	// seen is the table's word at the last check that didn't come from a hit.
+	seen  atomic.Uint64
+	stamp uint64 // immutable after publication
+	watch epoch.Watch
 
 	localKey  uint32 // immutable after publication
 	remoteKey uint32 // immutable after publication
-	stamp     uint64 // immutable after publication
 	handle    uint64 // immutable after publication
-	watch     epoch.Watch
 
-	prev, next *entry // guarded by mu
+	// refs: dead<<31 | wider<<29 | holders that aren't in a hold.
+	refs   atomic.Uint32
+	access uint16    // immutable after publication
+	mode   entryMode // immutable after publication
+	queue  queueID   // guarded by mu
 }
 
 // entryMode says what an entry is registered for.
@@ -49,7 +45,6 @@ const (
 
 const (
 	refDead    = uint32(1) << 31
-	refMarked  = uint32(1) << 30 // hit since eviction last looked
 	refWider   = uint32(1) << 29 // the device registered more: see Cache.wider
 	refHolders = refWider - 1
 )
@@ -64,18 +59,6 @@ func (e *entry) dead() bool { return e.refs.Load()&refDead != 0 }
 // listed reports whether e is live. mu must be held.
 func (e *entry) listed() bool { return e.queue == queueSmall || e.queue == queueMain }
 
-// mark notes a hit for eviction. It writes only if nothing is noted yet.
-func (e *entry) mark() {
-	if e.refs.Load()&refMarked == 0 {
-		e.refs.Or(refMarked)
-	}
-}
-
-// used reports whether e was hit since the last look. mu must be held.
-func (e *entry) used() bool {
-	return e.refs.Load()&refMarked != 0 && e.refs.And(^refMarked)&refMarked != 0
-}
-
 // drop takes a holder off refs and returns what is left; false if there was
 // none.
 func (e *entry) drop() (refs uint32, ok bool) {
@@ -88,11 +71,4 @@ func (e *entry) drop() (refs uint32, ok bool) {
 			return refs - 1, true
 		}
 	}
-}
-
-// kill makes every later hit on e fail. Holders found after it are all there
-// are, if Cache.fence was called between. mu must be held.
-func (e *entry) kill() {
-	e.refs.Or(refDead)
-	e.seen.Store(0)
 }

@@ -35,68 +35,71 @@ type evictor struct {
 	next        int
 }
 
-// fifo is a doubly linked queue through the entries.
+// fifo is a queue of entries, the oldest first. An entry that leaves out of
+// turn only changes its queueID; its place is passed over later.
 type fifo struct {
-	head, tail *entry // head is the newest
-	n          int
+	id    queueID
+	items []*entry
+	n     int // entries that are still in it
 }
 
 func (q *fifo) push(e *entry) {
-	e.prev, e.next = nil, q.head
-	if q.head != nil {
-		q.head.prev = e
-	} else {
-		q.tail = e
+	if len(q.items) == cap(q.items) && q.n < len(q.items)/2 {
+		q.items = slices.DeleteFunc(q.items, func(e *entry) bool { return e.queue != q.id })
 	}
-	q.head = e
+	e.queue = q.id
+	q.items = append(q.items, e)
 	q.n++
 }
 
-func (q *fifo) remove(e *entry) {
-	if e.prev != nil {
-		e.prev.next = e.next
-	} else {
-		q.head = e.next
+// oldest returns the entry that has been there longest; the queue isn't empty.
+func (q *fifo) oldest() *entry {
+	for q.items[0].queue != q.id {
+		q.skip()
 	}
-	if e.next != nil {
-		e.next.prev = e.prev
-	} else {
-		q.tail = e.prev
-	}
-	e.prev, e.next = nil, nil
+	return q.items[0]
+}
+
+// pop takes the oldest off.
+func (q *fifo) pop() *entry {
+	e := q.oldest()
+	q.skip()
 	q.n--
+	return e
+}
+
+func (q *fifo) skip() {
+	q.items[0] = nil
+	q.items = q.items[1:]
 }
 
 const maxGhosts = 1 << 16
 
 func (v *evictor) init(maxRegions int) {
+	v.small.id, v.main.id = queueSmall, queueMain
 	v.ghosts = make(map[uintptr]struct{})
 	v.order = make([]uintptr, 0, min(maxRegions, maxGhosts))
 }
 
-func (v *evictor) queue(id queueID) *fifo {
-	if id == queueMain {
-		return &v.main
-	}
-	return &v.small
-}
-
 // add enters a live entry.
 func (v *evictor) add(e *entry) {
-	id := queueSmall
 	if len(v.ghosts) > 0 {
 		if _, ok := v.ghosts[e.start]; ok {
 			delete(v.ghosts, e.start)
-			id = queueMain
+			v.main.push(e)
+			return
 		}
 	}
-	e.queue = id
-	v.queue(id).push(e)
+	v.small.push(e)
 }
 
-// drop takes an entry off.
+// drop takes a live entry off.
 func (v *evictor) drop(e *entry) {
-	v.queue(e.queue).remove(e)
+	if e.queue == queueMain {
+		v.main.n--
+	} else {
+		v.small.n--
+	}
 	e.queue = queueNone
 }
 
@@ -115,9 +118,10 @@ func (v *evictor) remember(start uintptr) {
 	v.ghosts[start] = struct{}{}
 }
 
-// victim finds an idle entry to give up: one that nobody in held holds. It
-// returns nil if every entry is in use. The caller retires it.
-func (v *evictor) victim(held holders) *entry {
+// victim finds an idle entry to give up: one that nobody in held holds. used
+// tells, once, that an entry was hit. It returns nil if every entry is in use.
+// The caller ends the entry.
+func (v *evictor) victim(held holders, used func(*entry) bool) *entry {
 	// The small queue keeps a tenth of what there is now, not of MaxRegions:
 	// another limit may be met long before that one. Then each entry of the
 	// main queue is looked at twice, once to take its mark and once to take it.
@@ -127,29 +131,23 @@ func (v *evictor) victim(held holders) *entry {
 		probation, exhausted := v.small.n*10 >= total, looks >= 2*v.main.n
 		switch {
 		case v.small.n > 0 && (probation || exhausted):
-			e := v.small.tail
-			if held.of(e) == 0 && (!e.used() || !probation) {
+			e := v.small.oldest()
+			if held.of(e) == 0 && (!used(e) || !probation) {
 				v.remember(e.start)
 				return e
 			}
-			v.requeue(e, queueMain)
+			v.main.push(v.small.pop())
 		case exhausted:
 			return nil
 		default:
 			looks++
-			e := v.main.tail
-			if held.of(e) == 0 && !e.used() {
+			e := v.main.oldest()
+			if held.of(e) == 0 && !used(e) {
 				return e
 			}
-			v.requeue(e, queueMain)
+			v.main.push(v.main.pop())
 		}
 	}
-}
-
-func (v *evictor) requeue(e *entry, id queueID) {
-	v.queue(e.queue).remove(e)
-	e.queue = id
-	v.queue(id).push(e)
 }
 
 // reserve charges r to the budget, giving up the idle ones among victims and
@@ -210,7 +208,7 @@ func (c *Cache) giveUp(n int, bytes uint64, cause EvictCause) (regions int, free
 	var buf [8]*entry
 	list := buf[:0]
 	for len(list) < n || freed < bytes {
-		e := c.evict.victim(held)
+		e := c.evict.victim(held, c.used)
 		if e == nil {
 			break
 		}
@@ -222,6 +220,9 @@ func (c *Cache) giveUp(n int, bytes uint64, cause EvictCause) (regions int, free
 	c.report(Event{Kind: EventEvicted, Cause: cause}, list)
 	return len(list), freed
 }
+
+// used reports whether e was hit since the last call. mu must be held.
+func (c *Cache) used(e *entry) bool { return c.set(e.granted()).index.used(e) }
 
 // evictSome gives up idle regions because the device is short: enough for r,
 // and an eighth of what there is at least, since a device that is short once is

@@ -8,7 +8,9 @@ import (
 )
 
 // index finds the live entry that covers a range, without a lock: a hash table
-// from aligned blocks of addresses to entries.
+// from aligned blocks of addresses to listings. A listing has all that a hit
+// needs, so a hit on one of a million regions misses the processor's caches
+// once or twice, and doesn't read the entry at all.
 //
 // An entry of n pages is listed under every block that it touches at one
 // level: the largest whose block is no longer than the entry. So it is listed
@@ -16,14 +18,14 @@ import (
 // most two entries of its level. A look-up probes each level in use, usually
 // one or two.
 //
-// Writers hold the cache's mu. Readers may see an entry that has just been
-// removed, or an old table after growth: both are harmless, since a removed
-// entry is dead and a missing one is looked up again under mu.
+// Writers hold the cache's mu. Readers may be in an old table after growth:
+// its listings are void, and what isn't found is looked up again under mu.
 type index struct {
 	table atomic.Pointer[indexTable]
 
 	// The rest is guarded by the cache's mu.
 	each      func(func(*entry)) // visits every live entry, for rebuilding
+	expected  int                // the most entries there will be
 	lists     int                // listings
 	level     [indexLevels]int   // listings by level
 	overflows int                // buckets marked as overflowed since the last rebuild, not by it
@@ -33,34 +35,94 @@ const (
 	indexPageShift   = 12
 	indexFanoutShift = 4
 	indexLevels      = 12
-	bucketEntries    = 7
-	minIndexBits     = 4
+	bucketListings   = 5
+	minIndexBuckets  = 16
 
 	overflowed = uint64(1) << 63
-	tagLanes   = uint64(0x0001010101010101)
+	tagLanes   = uint64(0x0000000101010101)
 )
 
 type indexTable struct {
-	shift   uint8
 	levels  atomic.Uint32 // bit l: something is listed at level l
 	buckets []indexBucket
 }
 
-// indexBucket is one cache line. meta holds a tag a byte for each listing and,
+// indexBucket is two cache lines. meta holds a tag a byte for each listing and,
 // in its top bit, whether a listing that belongs here had to go to the next
 // bucket.
 type indexBucket struct {
 	meta atomic.Uint64
-	ent  [bucketEntries]atomic.Pointer[entry]
+	list [bucketListings]listing
 }
 
-func newIndexTable(bits uint8) *indexTable {
-	return &indexTable{shift: 64 - bits, buckets: make([]indexBucket, 1<<bits)}
+// listing says that e may be hit. A reader loads span and e, notes itself as
+// e's holder, loads seen, and then span and e again: if all is as before and
+// seen isn't zero, e is what the span describes and was live when seen was
+// loaded. A writer voids the listing (seen = 0) before he changes it.
+type listing struct {
+	// span is e's first page, access and number of pages: see spanOf. Zero
+	// marks a free listing.
+	span atomic.Uint64
+	// seen is the table's word at the last check, with the mark in its lowest
+	// bit; zero if no hit can succeed.
+	seen atomic.Uint64
+	e    atomic.Pointer[entry]
 }
 
-func newIndex(each func(func(*entry))) *index {
-	x := &index{each: each}
-	x.table.Store(newIndexTable(minIndexBits))
+// seenMark is set in a listing's seen by a hit and cleared by eviction. The
+// bit belongs to the word's count of busy writers, and is zero in the words
+// that are noted: so a marked seen is compared with the word plus one, which
+// no busy word is.
+const seenMark = 1
+
+// A span is first<<28 | access<<22 | inexact<<21 | pages. Inexact ones don't
+// begin and end at pages, or are too long: the entry itself must be looked at.
+const (
+	spanFirstShift  = 28
+	spanAccessShift = 22
+	spanAccessMask  = 1<<6 - 1
+	spanInexact     = uint64(1) << 21
+	spanPagesMask   = spanInexact - 1
+	spanHuge        = spanInexact // no number of pages
+)
+
+func spanOf(e *entry) uint64 {
+	const page = uintptr(1) << indexPageShift
+	first, last := uint64(e.start>>indexPageShift), uint64((e.end-1)>>indexPageShift)
+	s := first<<spanFirstShift | uint64(e.access)<<spanAccessShift
+	switch n := last - first + 1; {
+	case n > spanPagesMask:
+		return s | spanHuge
+	case (e.start|e.end)&(page-1) != 0:
+		return s | n | spanInexact
+	default:
+		return s | n
+	}
+}
+
+// covers reports whether the listing's entry, known by its span, covers r,
+// which touches the pages first to last.
+func (l *listing) covers(span, first, last uint64, r vm.Range) bool {
+	from, pages := span>>spanFirstShift, span&spanPagesMask
+	if span&spanInexact == 0 {
+		return first-from < pages && last-from < pages
+	}
+	if span&spanPagesMask != 0 && (first-from >= pages || last-from >= pages) {
+		return false
+	}
+	e := l.e.Load()
+	return e != nil && e.start <= r.Start && r.End <= e.end
+}
+
+func newIndexTable(buckets int) *indexTable {
+	return &indexTable{buckets: make([]indexBucket, buckets)}
+}
+
+// newIndex returns an index for up to the expected number of entries: where
+// growth stops, if each has one listing.
+func newIndex(expected int, each func(func(*entry))) *index {
+	x := &index{each: each, expected: expected}
+	x.table.Store(newIndexTable(minIndexBuckets))
 	return x
 }
 
@@ -81,23 +143,37 @@ func indexHash(level int, block uint64) uint64 {
 // indexTag is never zero: zero marks a free place.
 func indexTag(h uint64) uint64 { return h>>20&0x7f | 0x80 }
 
-// lookup returns the entry that covers r, or nil.
-func (x *index) lookup(r vm.Range) *entry {
+// home returns the number of the bucket in which h is looked for first.
+func (t *indexTable) home(h uint64) uint64 {
+	i, _ := bits.Mul64(h, uint64(len(t.buckets)))
+	return i
+}
+
+func (t *indexTable) after(i uint64) uint64 {
+	if i++; i < uint64(len(t.buckets)) {
+		return i
+	}
+	return 0
+}
+
+// lookup returns the listing of the entry that covers r and its span, or nil.
+func (x *index) lookup(r vm.Range) (*listing, uint64) {
 	t := x.table.Load()
-	page := uint64(r.Start >> indexPageShift)
+	page, last := uint64(r.Start>>indexPageShift), uint64((r.End-1)>>indexPageShift)
 	for m := t.levels.Load(); m != 0; m &= m - 1 {
 		level := bits.TrailingZeros32(m)
-		h := indexHash(level, page>>(level*indexFanoutShift))
+		h := indexHash(level, page>>(level*indexFanoutShift&63))
 		tag := indexTag(h)
-		for i := h >> t.shift; ; i = (i + 1) & uint64(len(t.buckets)-1) {
+		for i := t.home(h); i < uint64(len(t.buckets)); i = t.after(i) {
 			b := &t.buckets[i]
 			meta := b.meta.Load()
 			// Bytes equal to tag become zero, and zero bytes are found by the
 			// usual borrow trick; a false positive only costs a comparison.
 			d := meta ^ tag*tagLanes
 			for z := (d - tagLanes) &^ d & (0x80 * tagLanes); z != 0; z &= z - 1 {
-				if e := b.ent[bits.TrailingZeros64(z)>>3].Load(); e != nil && e.start <= r.Start && r.End <= e.end {
-					return e
+				l := &b.list[bits.TrailingZeros64(z)>>3]
+				if span := l.span.Load(); l.covers(span, page, last, r) {
+					return l, span
 				}
 			}
 			if meta&overflowed == 0 {
@@ -105,64 +181,128 @@ func (x *index) lookup(r vm.Range) *entry {
 			}
 		}
 	}
-	return nil
+	return nil, 0
 }
 
-// insert lists e. The cache's mu must be held, no live entry overlap e, and e
-// not be among those that each visits yet.
+// visit calls f with every listing of e in the current table. The cache's mu
+// must be held.
+func (x *index) visit(e *entry, f func(b *indexBucket, place int)) {
+	t := x.table.Load()
+	level, first, last := indexBlocks(e)
+	for block := first; block <= last; block++ {
+		h := indexHash(level, block)
+		tag := indexTag(h)
+	search:
+		for i := t.home(h); ; i = t.after(i) {
+			b := &t.buckets[i]
+			meta := b.meta.Load()
+			for j := range bucketListings {
+				if meta>>(8*j)&0xff == tag && b.list[j].e.Load() == e {
+					f(b, j)
+					break search
+				}
+			}
+			if meta&overflowed == 0 {
+				break
+			}
+		}
+	}
+}
+
+// insert lists e, with its seen. The cache's mu must be held, no live entry
+// overlap e, and e not be among those that each visits yet.
 func (x *index) insert(e *entry) {
 	level, first, last := indexBlocks(e)
 	n := int(last - first + 1)
 	t := x.table.Load()
-	if (x.lists+n)*8 > len(t.buckets)*bucketEntries*5 || x.overflows*4 > len(t.buckets) {
+	if (x.lists+n)*5 > len(t.buckets)*bucketListings*4 || x.overflows*4 > len(t.buckets) {
 		t = x.rebuild(x.lists + n)
 	}
 	x.lists += n
 	x.level[level] += n
+	span, seen := spanOf(e), e.seen.Load()
 	for b := first; b <= last; b++ {
-		x.overflows += t.add(indexHash(level, b), e)
+		x.overflows += t.add(indexHash(level, b), e, span, seen)
 	}
 	t.levels.Or(1 << level)
 }
 
-// remove takes e off every list. The cache's mu must be held.
+// remove takes e off every list: no hit on it succeeds any more. The cache's mu
+// must be held.
 func (x *index) remove(e *entry) {
+	x.visit(e, func(b *indexBucket, j int) {
+		b.list[j].seen.Store(0)
+		b.meta.Store(b.meta.Load() &^ (0xff << (8 * j)))
+		b.list[j].span.Store(0)
+		b.list[j].e.Store(nil)
+	})
 	level, first, last := indexBlocks(e)
 	n := int(last - first + 1)
-	t := x.table.Load()
-	for b := first; b <= last; b++ {
-		t.drop(indexHash(level, b), e)
-	}
 	x.lists -= n
 	if x.level[level] -= n; x.level[level] == 0 {
-		t.levels.And(^uint32(1 << level))
+		x.table.Load().levels.And(^uint32(1 << level))
 	}
 }
 
-// rebuild lists every live entry in a fresh table with room for n listings. It
-// also sheds the overflow marks that removals leave behind.
+// used reports whether e was hit since the last call, or since it was listed.
+// The cache's mu must be held.
+func (x *index) used(e *entry) (used bool) {
+	x.visit(e, func(b *indexBucket, j int) {
+		if l := &b.list[j]; l.seen.Load()&seenMark != 0 {
+			l.seen.And(^uint64(seenMark))
+			used = true
+		}
+	})
+	return used
+}
+
+// seen returns what a new listing of e is to have as its seen.
+func (x *index) seen(e *entry) (seen uint64) {
+	x.visit(e, func(b *indexBucket, j int) { seen = max(seen&^seenMark, b.list[j].seen.Load()) | seen&seenMark })
+	return seen
+}
+
+// rebuild lists every live entry in a fresh table with room for n listings and
+// more, and voids the old one. It also sheds the overflow marks that removals
+// leave behind.
 func (x *index) rebuild(n int) *indexTable {
-	width := uint8(max(bits.Len(uint(n*2/bucketEntries)), minIndexBits))
-	t, marked := x.fresh(width)
+	room := n + n/2
+	if n <= x.expected {
+		room = min(room, x.expected+x.expected/64)
+	}
+	buckets := max(room*5/(bucketListings*4)+1, minIndexBuckets)
+	t, marked := x.fresh(buckets)
 	// Addresses a fixed distance apart can fall on few buckets.
-	for wider := width + 1; marked*8 > len(t.buckets) && wider <= width+2; wider++ {
-		t, marked = x.fresh(wider)
+	for range 3 {
+		if marked*3 <= len(t.buckets) {
+			break
+		}
+		buckets += buckets/2 | 1
+		t, marked = x.fresh(buckets)
 	}
 	// What was marked just now isn't counted: it would be marked again, and
 	// each insertion would rebuild the table.
 	x.overflows = 0
-	x.table.Store(t)
+	old := x.table.Swap(t)
+	for i := range old.buckets {
+		for j := range bucketListings {
+			if l := &old.buckets[i].list[j]; l.seen.Load() != 0 {
+				l.seen.Store(0)
+			}
+		}
+	}
 	return t
 }
 
-// fresh returns a table of 1<<width buckets with every live entry, and how many
-// of its buckets are marked as overflowed.
-func (x *index) fresh(width uint8) (t *indexTable, marked int) {
-	t = newIndexTable(width)
+// fresh returns a table with every live entry, and how many of its buckets are
+// marked as overflowed.
+func (x *index) fresh(buckets int) (t *indexTable, marked int) {
+	t = newIndexTable(buckets)
 	x.each(func(e *entry) {
 		level, first, last := indexBlocks(e)
+		span, seen := spanOf(e), x.seen(e)
 		for b := first; b <= last; b++ {
-			marked += t.add(indexHash(level, b), e)
+			marked += t.add(indexHash(level, b), e, span, seen)
 		}
 		t.levels.Or(1 << level)
 	})
@@ -171,14 +311,17 @@ func (x *index) fresh(width uint8) (t *indexTable, marked int) {
 
 // add lists e under h and returns the number of buckets that it newly marked
 // as overflowed.
-func (t *indexTable) add(h uint64, e *entry) (marked int) {
+func (t *indexTable) add(h uint64, e *entry, span, seen uint64) (marked int) {
 	tag := indexTag(h)
-	for i := h >> t.shift; ; i = (i + 1) & uint64(len(t.buckets)-1) {
+	for i := t.home(h); ; i = t.after(i) {
 		b := &t.buckets[i]
 		meta := b.meta.Load()
-		for j := range bucketEntries {
+		for j := range bucketListings {
 			if meta>>(8*j)&0xff == 0 {
-				b.ent[j].Store(e)
+				l := &b.list[j]
+				l.e.Store(e)
+				l.span.Store(span)
+				l.seen.Store(seen)
 				b.meta.Store(meta | tag<<(8*j))
 				return marked
 			}
@@ -186,24 +329,6 @@ func (t *indexTable) add(h uint64, e *entry) (marked int) {
 		if meta&overflowed == 0 {
 			b.meta.Store(meta | overflowed)
 			marked++
-		}
-	}
-}
-
-func (t *indexTable) drop(h uint64, e *entry) {
-	tag := indexTag(h)
-	for i := h >> t.shift; ; i = (i + 1) & uint64(len(t.buckets)-1) {
-		b := &t.buckets[i]
-		meta := b.meta.Load()
-		for j := range bucketEntries {
-			if meta>>(8*j)&0xff == tag && b.ent[j].Load() == e {
-				b.meta.Store(meta &^ (0xff << (8 * j)))
-				b.ent[j].Store(nil)
-				return
-			}
-		}
-		if meta&overflowed == 0 {
-			return
 		}
 	}
 }

@@ -14,7 +14,7 @@ func TestIndexGrowth(t *testing.T) {
 	for _, stride := range []int{1, 2, 3, 16, 17, 32, 256, 512, 4096, 1 << 18} {
 		t.Run(fmt.Sprint(stride), func(t *testing.T) {
 			var live []*entry
-			x := newIndex(func(f func(*entry)) {
+			x := newIndex(n, func(f func(*entry)) {
 				for _, e := range live {
 					f(e)
 				}
@@ -27,6 +27,7 @@ func TestIndexGrowth(t *testing.T) {
 			for i := range n {
 				r := at(i)
 				e := &entry{start: r.Start, end: r.End}
+				e.seen.Store(1 << 8)
 				x.insert(e)
 				live = append(live, e)
 				if now := x.table.Load(); now != last {
@@ -40,13 +41,13 @@ func TestIndexGrowth(t *testing.T) {
 				t.Errorf("%d buckets for %d entries", len(last.buckets), n)
 			}
 			for i, e := range live {
-				if got := x.lookup(at(i)); got != e {
-					t.Fatalf("entry %d: got %v", i, got)
+				if l, _ := x.lookup(at(i)); l == nil || l.e.Load() != e || l.seen.Load() != 1<<8 {
+					t.Fatalf("entry %d: got %v", i, l)
 				}
 			}
 			for i, e := range live {
 				x.remove(e)
-				if x.lookup(at(i)) != nil {
+				if l, _ := x.lookup(at(i)); l != nil {
 					t.Fatalf("entry %d was removed and is found", i)
 				}
 			}

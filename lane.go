@@ -131,7 +131,7 @@ func (l *Lane) hit(r Range, access Access) (Region, MissCause) {
 	if l.fenced || l.closed {
 		return c.hit(r, access)
 	}
-	e, cause := c.find(r, access)
+	at, span, e, cause := c.find(r, access)
 	if e == nil {
 		return Region{}, cause
 	}
@@ -147,7 +147,7 @@ func (l *Lane) hit(r Range, access Access) (Region, MissCause) {
 		}
 		word := e.id() | old
 		h.put(word)
-		return c.verify(Region{c: c, e: e, h: h, word: word})
+		return c.verify(Region{c: c, e: e, h: h, word: word}, at, span)
 	}
 	return c.hit(r, access)
 }

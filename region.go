@@ -74,7 +74,7 @@ func (r *Region) Release() error {
 	if !r.h.release(r.word) {
 		return fmt.Errorf("release %v: %w", e.rng(), ErrReleased)
 	}
-	if e.seen.Load() == 0 || c.wanted.Load() != 0 {
+	if c.wanted.Load() != 0 {
 		c.released(e)
 	}
 	return nil

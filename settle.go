@@ -12,10 +12,15 @@ import (
 // The way of an entry from live to deregistered: end (dying), settle (limbo or
 // graves), exhume.
 
-// end takes a live entry off every list and kills it. mu must be held.
+// end takes a live entry off every list, so that no later hit on it succeeds.
+// Holders found after it are all there are, if Cache.fence was called between.
+// mu must be held.
 func (c *Cache) end(e *entry) {
-	c.unpublish(e)
-	e.kill()
+	set := c.set(e.granted())
+	set.index.remove(e)
+	set.spans.remove(e)
+	c.evict.drop(e)
+	e.refs.Or(refDead)
 	e.queue = queueDying
 	c.dying = append(c.dying, e)
 }
@@ -33,6 +38,8 @@ func (c *Cache) settle() {
 	if len(c.dying) == 0 {
 		return
 	}
+	// Who lets go from now on looks whether what he held is dead.
+	c.wanted.Or(wantedDead)
 	c.fence()
 	held := c.holders()
 	for i, e := range c.dying {
@@ -41,11 +48,27 @@ func (c *Cache) settle() {
 			c.graves = append(c.graves, e)
 		} else {
 			e.queue = queueLimbo
-			c.limbo.push(e)
+			c.limbo[e] = struct{}{}
 		}
 		c.dying[i] = nil
 	}
 	c.dying = c.dying[:0]
+	c.emptied()
+}
+
+// emptied tells releases that nothing dead is held any more, if so. mu must be
+// held.
+func (c *Cache) emptied() {
+	if len(c.limbo) == 0 {
+		c.wanted.And(^int32(wantedDead))
+	}
+}
+
+// leave takes e out of limbo: it isn't held any more. mu must be held.
+func (c *Cache) leave(e *entry) {
+	delete(c.limbo, e)
+	e.queue = queueGone
+	c.emptied()
 }
 
 func (c *Cache) settleDying() {
@@ -142,7 +165,7 @@ func (c *Cache) released(e *entry) {
 	switch {
 	case e.dead():
 		c.bury(e)
-	case c.wanted.Load() != 0:
+	case c.wanted.Load()&^wantedDead != 0:
 		// Now idle, so it can be evicted for someone who waits or was refused.
 		c.mu.Lock()
 		c.freed()
@@ -159,8 +182,7 @@ func (c *Cache) bury(e *entry) {
 		c.mu.Unlock()
 		return
 	}
-	c.limbo.remove(e)
-	e.queue = queueGone
+	c.leave(e)
 	if !c.closed {
 		c.graves = append(c.graves, e)
 		c.mu.Unlock()
@@ -175,7 +197,7 @@ func (c *Cache) bury(e *entry) {
 func (c *Cache) waiting() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.limbo.n > 0 || c.wanted.Load() != 0
+	return len(c.limbo) > 0 || c.wanted.Load()&^wantedDead != 0
 }
 
 // lookAgain settles the dead entries that aren't held any more, and wakes who
@@ -184,16 +206,13 @@ func (c *Cache) lookAgain() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	held := c.holders()
-	for e := c.limbo.tail; e != nil; {
-		next := e.prev
+	for e := range c.limbo {
 		if held.of(e) == 0 {
-			c.limbo.remove(e)
-			e.queue = queueGone
+			c.leave(e)
 			c.graves = append(c.graves, e)
 		}
-		e = next
 	}
-	if c.wanted.Load() == 0 {
+	if c.wanted.Load()&^wantedDead == 0 {
 		return
 	}
 	for _, s := range c.sets {
@@ -213,7 +232,7 @@ func (c *Cache) lookAgain() {
 // released while Close looked.
 func (c *Cache) lastLook() {
 	c.mu.Lock()
-	held := c.limbo.n > 0
+	held := len(c.limbo) > 0
 	c.mu.Unlock()
 	if !held || !plainStores {
 		return

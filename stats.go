@@ -228,7 +228,7 @@ func (c *Cache) Stats() Stats {
 	for _, e := range c.dying {
 		count(e)
 	}
-	for e := c.limbo.tail; e != nil; e = e.prev {
+	for e := range c.limbo {
 		count(e)
 	}
 	return s
