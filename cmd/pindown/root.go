@@ -107,7 +107,7 @@ func message(ctx context.Context, err error) string {
 		s = strings.TrimPrefix(s, demo.ErrNotSupported.Error()+": ")
 		return "not supported here: " + strings.ReplaceAll(s, device.ErrNotSupported.Error()+": ", "")
 	case errors.Is(err, profile.ErrNotSupported):
-		return strings.ReplaceAll(s, profile.ErrNotSupported.Error()+": ", "")
+		return "not supported here: " + strings.ReplaceAll(s, profile.ErrNotSupported.Error()+": ", "")
 	case errors.Is(err, demo.ErrNotOurs):
 		return s + "; --force overwrites it"
 	}

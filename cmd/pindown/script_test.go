@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/pindown/pindown/internal/doctor"
+	"github.com/pindown/pindown/internal/profile"
 )
 
 // place is what this machine offers to the tests. It is looked at once.
@@ -20,7 +22,11 @@ var place = sync.OnceValue(func() *doctor.Report {
 
 // offers are the conditions that scripts ask for.
 var offers = map[string]func() bool{
-	"root":     func() bool { return os.Geteuid() == 0 },
+	"root": func() bool { return os.Geteuid() == 0 },
+	"profile": func() bool {
+		_, err := profile.Run(context.Background(), &profile.Options{Command: []string{"true"}})
+		return !errors.Is(err, profile.ErrNotSupported)
+	},
 	"io_uring": func() bool { return place().Selected.Device == "iouring" },
 	"monitor":  func() bool { return place().Selected.Monitor != "none" },
 	"uffd": func() bool {

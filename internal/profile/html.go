@@ -77,13 +77,15 @@ const textThreads = 20
 
 func (r *Result) timelineElements() []report.Element {
 	n := len(r.Timeline.Points)
-	x := make([]float64, n)
+	x := make([]float64, n+1)
+	x[n] = float64(n) * r.Timeline.Interval
 	series := map[string][]float64{}
 	add := func(name string, i int, v float64) {
 		if series[name] == nil {
-			series[name] = make([]float64, n)
+			series[name] = make([]float64, n+1)
 		}
 		series[name][i] = v / r.Timeline.Interval
+		series[name][n] = series[name][i] // until the end of the last interval
 	}
 	for i, p := range r.Timeline.Points {
 		x[i] = float64(i) * r.Timeline.Interval
@@ -113,8 +115,8 @@ const firstGroup, groups = 7, 28
 
 func (r *Result) histogramElements() []report.Element {
 	names := r.byTime()
-	sizes := &report.Bars{Title: "Calls by size", Value: report.Axis{Label: "calls", Log: true}}
-	latency := &report.Bars{Title: "Calls by the time from entry to return", Value: report.Axis{Label: "calls", Log: true}}
+	sizes := &report.Bars{Title: "Calls by size", Stacked: true, Value: report.Axis{Label: "calls"}}
+	latency := &report.Bars{Title: "Calls by the time from entry to return", Stacked: true, Value: report.Axis{Label: "calls"}}
 	lowest, highest := 64, 0
 	first, last := groups, 0
 	for _, o := range r.Operations {

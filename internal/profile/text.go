@@ -14,7 +14,7 @@ import (
 
 // Limits on what the text shows.
 const (
-	textSites   = 10
+	textSites   = 5
 	textFrames  = 6
 	textWindows = 10
 	textKinds   = 4
@@ -131,7 +131,7 @@ func (f Frame) String() string {
 	case f.Function != "":
 		return fmt.Sprintf("%s (%s)", f.Function, filepath.Base(f.Module))
 	case f.Module != "":
-		return fmt.Sprintf("%s+%#x", f.Module, f.Offset)
+		return fmt.Sprintf("%s+%#x", filepath.Base(f.Module), f.Offset)
 	}
 	return fmt.Sprintf("%#x", f.Address)
 }
@@ -165,8 +165,8 @@ func (p *printer) windows(r *Result) {
 		if w.UsedAgain {
 			used = fmt.Sprintf("used %s afterwards", plural(int(w.Uses), "time", "times"))
 		}
-		p.f("  registration %d: %s of %s at %#x, by thread %d, at %s s; %s\n",
-			w.Registration, w.Operation, size(w.Length), w.Start, w.TID, significant(w.At), used)
+		p.f("  registration %d: %s of %s at %#x, by thread %d, after %s; %s\n",
+			w.Registration, w.Operation, size(w.Length), w.Start, w.TID, duration(w.At), used)
 		p.f("    changed at\n")
 		p.stack("      ", w.Stack)
 		p.f("    registered at\n")
@@ -186,7 +186,7 @@ func (p *printer) rest(r *Result) {
 	p.f("\n")
 	switch {
 	case o.Measured && o.ProgramSeconds > 0:
-		p.f("Profiling took %s in BPF programs (%.1f %% of the program's %s of processor time) and %s in pindown.\n",
+		p.f("Profiling took at most %s in BPF programs (%.1f %% of the program's %s of processor time) and %s in pindown.\n",
 			duration(o.Seconds), 100*o.Share, duration(o.ProgramSeconds), duration(o.ReaderSeconds))
 	case o.Measured:
 		p.f("Profiling took %s in BPF programs and %s in pindown.\n", duration(o.Seconds), duration(o.ReaderSeconds))

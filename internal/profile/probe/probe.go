@@ -7,8 +7,8 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -71,6 +71,9 @@ func Open(opts *Options) (_ *Probe, err error) {
 	}
 	if o.Stacks == 0 {
 		o.Stacks = defaultStacks
+	}
+	if lacks := missingCapabilities(); lacks != "" {
+		return nil, fmt.Errorf("%w: it needs %s; %s", ErrNotSupported, lacks, howToGrant())
 	}
 	p := &Probe{verbs: map[fileID]bool{}}
 	defer func() {
@@ -332,10 +335,14 @@ func (p *Probe) Stats() (Stats, error) {
 
 // Detach ends the watching; what was seen can still be read.
 func (p *Probe) Detach() error {
-	var errs []error
-	for _, l := range p.links {
-		errs = append(errs, l.Close())
+	// Each waits until no processor runs the program any more; together they
+	// wait once.
+	errs := make([]error, len(p.links))
+	var wg sync.WaitGroup
+	for i, l := range p.links {
+		wg.Go(func() { errs[i] = l.Close() })
 	}
+	wg.Wait()
 	p.links = nil
 	return errors.Join(errs...)
 }
@@ -369,18 +376,41 @@ func explain(err error) error {
 		log = log[max(0, len(log)-verifierLines):]
 		return fmt.Errorf("%w: refused by the verifier: %s: %w", ErrNotSupported, strings.Join(log, "; "), verifier.Cause)
 	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES):
-		return fmt.Errorf("%w: needs CAP_BPF and CAP_PERFMON, and CAP_SYS_ADMIN to measure what it costs: run it as root, "+
-			"or once: setcap cap_bpf,cap_perfmon,cap_sys_admin+ep %s (%w)", ErrNotSupported, self(), err)
+		return fmt.Errorf("%w: the capabilities are there, but a seccomp filter, a security module or the kernel's lockdown forbids it: %w",
+			ErrNotSupported, err)
 	case errors.Is(err, unix.ENOSYS):
 		return fmt.Errorf("%w: the kernel has no bpf(2), or a seccomp filter hides it: %w", ErrNotSupported, err)
 	}
-	return fmt.Errorf("%w on %s: %w", ErrNotSupported, runtime.GOARCH, err)
+	return fmt.Errorf("%w: %w", ErrNotSupported, err)
 }
 
-func self() string {
+// missingCapabilities names those that this process lacks.
+func missingCapabilities() string {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return ""
+	}
+	has := func(c int) bool { return data[c/32].Effective>>(c%32)&1 != 0 }
+	if has(unix.CAP_SYS_ADMIN) {
+		return ""
+	}
+	var lacks []string
+	if !has(unix.CAP_BPF) {
+		lacks = append(lacks, "CAP_BPF")
+	}
+	if !has(unix.CAP_PERFMON) {
+		lacks = append(lacks, "CAP_PERFMON")
+	}
+	return strings.Join(lacks, " and ")
+}
+
+// howToGrant tells how this program gets what it needs.
+func howToGrant() string {
 	path, err := os.Executable()
 	if err != nil {
-		return "pindown"
+		path = "pindown"
 	}
-	return path
+	return "run it as root, or grant it once: setcap cap_bpf,cap_perfmon,cap_sys_ptrace,cap_sys_admin+ep " + path +
+		" (the last only to measure what profiling costs)"
 }
