@@ -1,0 +1,461 @@
+package replay
+
+import (
+	"container/heap"
+	"math"
+	"math/bits"
+	"slices"
+
+	"github.com/google/btree"
+)
+
+// piece is a run of pages that were used last together, or of holes where such
+// pages were. Its place in the stack is its slot, the highest the most recent,
+// and within the slot its address.
+type piece struct {
+	start, end uint64
+	slot       int32
+	hole       bool
+}
+
+func (p *piece) len() int64 { return int64(p.end - p.start) }
+
+// stack gives the stack distance of each request to one process's memory: the
+// size in pages of the smallest cache that it hits. See the package comment for
+// the cache.
+type stack struct {
+	tree  *btree.BTreeG[*piece] // pages, by address
+	exact map[uint64]*piece
+	key   piece
+
+	slots  [][]*piece // by age, oldest first; within one by address
+	weight []int64    // Fenwick tree of the slots' pages and holes
+	total  int64
+	pieces int
+	limit  int // on pieces
+	// forgot says that the oldest were dropped for it.
+	forgot bool
+
+	holes  holeHeap // slots that have some, the most recent first
+	inHeap map[int32]bool
+
+	list []*piece
+}
+
+// infinite is the distance of a request that no cache hits.
+const infinite = math.MaxInt64
+
+// holeHeap is a heap of slots, highest first.
+type holeHeap []int32
+
+func (h holeHeap) Len() int           { return len(h) }
+func (h holeHeap) Less(i, j int) bool { return h[i] > h[j] }
+func (h holeHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *holeHeap) Push(x any)        { *h = append(*h, x.(int32)) }
+func (h *holeHeap) Pop() any {
+	n := len(*h) - 1
+	v := (*h)[n]
+	*h = (*h)[:n]
+	return v
+}
+
+func newStack(limit int) *stack {
+	return &stack{
+		tree:  btree.NewG(16, func(a, b *piece) bool { return a.start < b.start }),
+		exact: make(map[uint64]*piece), inHeap: make(map[int32]bool), limit: limit,
+		weight: make([]int64, 1+256),
+	}
+}
+
+func (s *stack) add(slot int32, n int64) {
+	s.total += n
+	for i := int(slot) + 1; i < len(s.weight); i += i & -i {
+		s.weight[i] += n
+	}
+}
+
+// above returns the pages and holes in slots more recent than slot.
+func (s *stack) above(slot int32) int64 {
+	sum := s.total
+	for i := int(slot) + 1; i > 0; i -= i & -i {
+		sum -= s.weight[i]
+	}
+	return sum
+}
+
+// put adds a piece to its slot.
+func (s *stack) put(p *piece) {
+	i := len(s.slots[p.slot])
+	for i > 0 && s.slots[p.slot][i-1].start > p.start {
+		i--
+	}
+	s.slots[p.slot] = slices.Insert(s.slots[p.slot], i, p)
+	s.pieces++
+	if p.hole {
+		s.heapHole(p.slot)
+		return
+	}
+	s.tree.ReplaceOrInsert(p)
+	s.exact[p.start] = p
+}
+
+func (s *stack) heapHole(slot int32) {
+	if !s.inHeap[slot] {
+		s.inHeap[slot] = true
+		heap.Push(&s.holes, slot)
+	}
+}
+
+// take removes a piece from its slot.
+func (s *stack) take(p *piece) {
+	l := s.slots[p.slot]
+	if len(l) == 1 {
+		s.slots[p.slot] = l[:0]
+	} else {
+		s.slots[p.slot] = slices.DeleteFunc(l, func(q *piece) bool { return q == p })
+	}
+	s.pieces--
+	if !p.hole {
+		s.forget(p)
+	}
+}
+
+func (s *stack) forget(p *piece) {
+	s.tree.Delete(p)
+	delete(s.exact, p.start)
+}
+
+// overlapping returns the pieces with pages in [start,end), by address. The
+// list is valid until the next call.
+func (s *stack) overlapping(start, end uint64) []*piece {
+	s.list = s.list[:0]
+	if p := s.exact[start]; p != nil && p.end >= end {
+		s.list = append(s.list, p)
+		return s.list
+	}
+	from := start
+	s.key.start = start
+	s.tree.DescendLessOrEqual(&s.key, func(p *piece) bool {
+		if p.end > start {
+			from = p.start
+		}
+		return false
+	})
+	s.key.start = from
+	s.tree.AscendGreaterOrEqual(&s.key, func(p *piece) bool {
+		if p.start >= end {
+			return false
+		}
+		s.list = append(s.list, p)
+		return true
+	})
+	return s.list
+}
+
+// use makes [start,end) the most recently used, and returns the distance that
+// it had.
+func (s *stack) use(start, end uint64) int64 {
+	top := s.newSlot() // first: it may drop pieces
+	list := s.overlapping(start, end)
+	d := s.distance(list, start, end)
+	if len(list) == 1 && list[0].start == start && list[0].end == end && len(s.slots[list[0].slot]) == 1 && !s.holeAfter(list[0].slot, start) {
+		// The common case: the same again, and nothing in its way.
+		p := list[0]
+		n := p.len()
+		s.add(p.slot, -n)
+		s.slots[p.slot], s.slots[top] = s.slots[top], s.slots[p.slot]
+		p.slot = top
+		s.add(top, n)
+		return d
+	}
+	at := start
+	for _, p := range list {
+		if p.start > at {
+			s.fill(at, p.start, -1)
+		}
+		at = min(p.end, end)
+		s.move(p, max(p.start, start), at)
+	}
+	if at < end {
+		s.fill(at, end, -1)
+	}
+	s.put(&piece{start: start, end: end, slot: top})
+	s.add(top, int64(end-start))
+	return d
+}
+
+// distance is that of the least recently used page.
+func (s *stack) distance(list []*piece, start, end uint64) int64 {
+	covered := uint64(0)
+	var oldest *piece
+	for _, p := range list {
+		covered += min(p.end, end) - max(p.start, start)
+		if oldest == nil || p.slot < oldest.slot {
+			oldest = p
+		}
+	}
+	if covered < end-start {
+		return infinite
+	}
+	page := max(oldest.start, start)
+	d := s.above(oldest.slot)
+	for _, p := range s.slots[oldest.slot] {
+		if p.end > page {
+			d += int64(p.end - max(p.start, page))
+		}
+	}
+	return d
+}
+
+// holeAfter reports whether a hole is more recent than the page at a slot.
+func (s *stack) holeAfter(slot int32, page uint64) bool {
+	if len(s.holes) == 0 {
+		return false
+	}
+	h := s.holes[0]
+	if h != slot {
+		return h > slot
+	}
+	p := s.lastHole(h)
+	return p.start > page
+}
+
+func (s *stack) lastHole(slot int32) *piece {
+	l := s.slots[slot]
+	for i := len(l) - 1; i >= 0; i-- {
+		if l[i].hole {
+			return l[i]
+		}
+	}
+	return nil
+}
+
+// fill makes the pages [start,end), which are at a slot or (-1) nowhere, use up
+// the holes that are more recent than they. It returns how many did.
+func (s *stack) fill(start, end uint64, slot int32) (filled uint64) {
+	for n := end - start; n > 0 && len(s.holes) > 0; {
+		h := s.holes[0]
+		if h < slot {
+			break
+		}
+		p := s.lastHole(h)
+		if h == slot && p.start < start {
+			break
+		}
+		// Within one slot, a hole above the run has its whole length above it.
+		k := min(n, p.end-p.start)
+		s.add(h, -int64(k))
+		filled += k
+		n -= k
+		if p.end -= k; p.start < p.end {
+			continue
+		}
+		s.take(p)
+		if s.lastHole(h) == nil {
+			heap.Pop(&s.holes)
+			delete(s.inHeap, h)
+		}
+	}
+	return filled
+}
+
+// move takes the pages [start,end) out of p, for them to become the most
+// recent. Those that filled a hole leave one.
+func (s *stack) move(p *piece, start, end uint64) {
+	filled := s.fill(start, end, p.slot)
+	s.cut(p, start, end)
+	s.add(p.slot, -int64(end-start-filled))
+	if filled > 0 {
+		s.put(&piece{start: start, end: start + filled, slot: p.slot, hole: true})
+	}
+}
+
+// cut takes [start,end) out of p, leaving up to two pieces in its slot.
+func (s *stack) cut(p *piece, start, end uint64) {
+	oldStart, oldEnd, slot := p.start, p.end, p.slot
+	if oldStart < start {
+		// It stays as what is left of it, and keeps its key.
+		p.end = start
+	} else {
+		s.take(p)
+	}
+	if end < oldEnd {
+		s.put(&piece{start: end, end: oldEnd, slot: slot})
+	}
+}
+
+// invalidate makes the pages of [start,end) holes.
+func (s *stack) invalidate(start, end uint64) {
+	for _, p := range slices.Clone(s.overlapping(start, end)) {
+		from, to := max(p.start, start), min(p.end, end)
+		if from == p.start && to == p.end {
+			s.forget(p)
+			p.hole = true
+			s.heapHole(p.slot)
+			continue
+		}
+		s.cut(p, from, to)
+		s.put(&piece{start: from, end: to, slot: p.slot, hole: true})
+	}
+}
+
+// newSlot returns a new most recent slot.
+func (s *stack) newSlot() int32 {
+	if len(s.slots) == len(s.weight)-1 {
+		s.compact()
+	}
+	s.slots = append(s.slots, nil)
+	return int32(len(s.slots) - 1)
+}
+
+// compact leaves the empty slots out, and the oldest if there are too many
+// pieces.
+func (s *stack) compact() {
+	from := 0
+	for ; s.pieces > s.limit && from < len(s.slots); from++ {
+		for _, p := range slices.Clone(s.slots[from]) {
+			s.take(p)
+			s.forgot = true
+		}
+	}
+	n := 0
+	clear(s.inHeap)
+	s.holes = s.holes[:0]
+	for i := from; i < len(s.slots); i++ {
+		l := s.slots[i]
+		if len(l) == 0 {
+			continue
+		}
+		hole := false
+		for _, p := range l {
+			p.slot = int32(n)
+			hole = hole || p.hole
+		}
+		if hole {
+			s.holes = append(s.holes, int32(n))
+			s.inHeap[int32(n)] = true
+		}
+		s.slots[n], s.slots[i] = l, s.slots[n]
+		n++
+	}
+	clear(s.slots[n:])
+	s.slots = s.slots[:n]
+	slices.Reverse(s.holes)
+	size := 1 + max(256, 1<<bits.Len(uint(2*n)))
+	if size != len(s.weight) {
+		s.weight = make([]int64, size)
+	} else {
+		clear(s.weight)
+	}
+	s.total = 0
+	for i, l := range s.slots {
+		sum := int64(0)
+		for _, p := range l {
+			sum += p.len()
+		}
+		s.weight[i+1] = sum
+		s.total += sum
+	}
+	for i := 1; i < size; i++ {
+		if j := i + i&-i; j < size {
+			s.weight[j] += s.weight[i]
+		}
+	}
+}
+
+// curve counts requests by stack distance.
+type curve struct {
+	requests, pages uint64
+	// near is exact; far is by the upper ends of spans of 1/64 of an octave.
+	near      []point
+	far       map[int64]*point
+	infinite  point
+	processes []*stack
+	pieces    int
+}
+
+// point counts requests and the pages that they were for.
+type point struct{ n, pages uint64 }
+
+func (p *point) add(pages uint64) {
+	p.n++
+	p.pages += pages
+}
+
+const (
+	nearPages = 1 << 20 // up to 4 GiB of 4 KiB pages every size is exact
+	maxPieces = 1 << 20 // of a process
+)
+
+func newCurve() *curve { return &curve{far: make(map[int64]*point)} }
+
+func (c *curve) run(batch []action) {
+	for i := range batch {
+		a := &batch[i]
+		if a.kind == actRelease {
+			continue
+		}
+		for int(a.space) >= len(c.processes) {
+			c.processes = append(c.processes, nil)
+		}
+		s := c.processes[a.space]
+		if s == nil {
+			s = newStack(maxPieces)
+			c.processes[a.space] = s
+		}
+		switch a.kind {
+		case actAcquire:
+			c.count(s.use(a.start, a.end), a.end-a.start)
+		case actInvalidate:
+			s.invalidate(a.start, a.end)
+		case actReset:
+			c.processes[a.space] = nil
+		}
+	}
+}
+
+func (c *curve) count(distance int64, pages uint64) {
+	c.requests++
+	c.pages += pages
+	switch {
+	case distance == infinite:
+		c.infinite.add(pages)
+	case distance < nearPages:
+		for int64(len(c.near)) <= distance {
+			c.near = append(c.near, make([]point, max(1024, int(distance)+1-len(c.near)))...)
+		}
+		c.near[distance].add(pages)
+	default:
+		// Round up: never a hit that isn't one.
+		unit := int64(1) << (bits.Len64(uint64(distance)) - 7)
+		up := (distance + unit - 1) / unit * unit
+		p := c.far[up]
+		if p == nil {
+			p = new(point)
+			c.far[up] = p
+		}
+		p.add(pages)
+	}
+}
+
+// steps returns the distances that occurred with what hits from there on, in
+// order.
+func (c *curve) steps() (sizes []int64, hits []point) {
+	var sum point
+	for d := range c.near {
+		if p := &c.near[d]; p.n > 0 {
+			sum.n, sum.pages = sum.n+p.n, sum.pages+p.pages
+			sizes, hits = append(sizes, int64(d)), append(hits, sum)
+		}
+	}
+	var far []int64
+	for d := range c.far {
+		far = append(far, d)
+	}
+	slices.Sort(far)
+	for _, d := range far {
+		sum.n, sum.pages = sum.n+c.far[d].n, sum.pages+c.far[d].pages
+		sizes, hits = append(sizes, d), append(hits, sum)
+	}
+	return sizes, hits
+}
