@@ -27,13 +27,19 @@ type reservation struct {
 // 4096 pages, so that areas of all sizes are cut alike.
 const alignment = 16 << 20
 
-// reserve returns address space of that many pages.
-func reserve(pages int) (*reservation, error) {
-	mem, err := unix.Mmap(-1, 0, pages<<pageShift+alignment, unix.PROT_NONE,
-		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+// reserve returns address space of that many pages: not accessible, or, for
+// pages behind it, readable and writable.
+func reserve(pages int, populated bool) (*reservation, error) {
+	prot := unix.PROT_NONE
+	if populated {
+		prot = unix.PROT_READ | unix.PROT_WRITE
+	}
+	mem, err := unix.Mmap(-1, 0, pages<<pageShift+alignment, prot, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, fmt.Errorf("reserve %d pages of address space: %w", pages, os.NewSyscallError("mmap", err))
 	}
+	// Refused by kernels without transparent huge pages, where it isn't needed.
+	_ = unix.Madvise(mem, unix.MADV_NOHUGEPAGE)
 	return &reservation{mem: mem, start: vm.RangeOf(mem).RoundOut(alignment).Start + alignment}, nil
 }
 
@@ -46,8 +52,12 @@ func (r *reservation) release() error {
 
 // remap puts a fresh mapping over r, which lies in a reservation: what a monitor
 // that watches the kernel sees as an operation.
-func remap(r vm.Range) error {
-	_, _, errno := unix.Syscall6(unix.SYS_MMAP, r.Start, r.Len(), unix.PROT_NONE,
+func remap(r vm.Range, populated bool) error {
+	prot := uintptr(unix.PROT_NONE)
+	if populated {
+		prot = unix.PROT_READ | unix.PROT_WRITE
+	}
+	_, _, errno := unix.Syscall6(unix.SYS_MMAP, r.Start, r.Len(), prot,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE|unix.MAP_FIXED, ^uintptr(0), 0)
 	if errno != 0 {
 		return os.NewSyscallError("mmap", errno)

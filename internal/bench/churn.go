@@ -125,7 +125,7 @@ func (r *runner) churnOf(c Case, s *resident, a *Area, impl string, churners []c
 			if err != nil {
 				return fmt.Errorf("%s: %w", rows[i].Pattern, err)
 			}
-			rows[i].Samples = append(rows[i].Samples, h.Mean())
+			rows[i].Samples = append(rows[i].Samples, float64(h.ValueAtQuantile(50)))
 			p99[i] = append(p99[i], float64(h.ValueAtQuantile(99)))
 			all[i].Merge(h)
 		}

@@ -36,7 +36,7 @@ func (s *cacheSubject) touch(r vm.Range) error {
 		m.Table().Touch(r)
 		return nil
 	}
-	return remap(r)
+	return remap(r, s.dev.populate)
 }
 
 func (r *runner) restampsAt(c Case) error {

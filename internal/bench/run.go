@@ -82,7 +82,10 @@ type field struct {
 // of the given shape, which fill places. There is room for spare regions more,
 // in the address space and, with room, in the subjects.
 func (r *runner) fill(c Case, a *Area, spare int, room bool) (f *field, err error) {
-	space, err := reserve((a.Regions + spare + 1) * int(a.Stride))
+	// What happens to the regions must be seen by a monitor that watches the
+	// kernel: it changes pages.
+	populated := r.o.Monitor.Open != nil && (c.Workload == Restamp || c.Workload == Invalidate || c.Workload == Churn)
+	space, err := reserve((a.Regions+spare+1)*int(a.Stride), populated)
 	if err != nil {
 		return nil, err
 	}
@@ -106,6 +109,9 @@ func (r *runner) fill(c Case, a *Area, spare int, room bool) (f *field, err erro
 		s, err := fac.New(capacity)
 		if err != nil {
 			return f, fmt.Errorf("open %s: %w", fac.Impls[0], err)
+		}
+		if cache, ok := s.(*cacheSubject); ok {
+			cache.dev.populate = populated
 		}
 		f.all = append(f.all, &resident{Factory: fac, Subject: s, area: a})
 		if err := r.register(f.all[len(f.all)-1], 0, a.Regions); err != nil {

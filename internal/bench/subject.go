@@ -114,11 +114,11 @@ func (s *cacheSubject) Registrations() (made uint64, live int) {
 }
 
 func (s *cacheSubject) Invalidate(r vm.Range) error {
+	change := func() error { return remap(r, s.dev.populate) }
 	if m, ok := s.mon.(*manual.Monitor); ok {
-		m.Invalidate(r)
-		return nil
+		return m.Do(r, change)
 	}
-	return remap(r)
+	return change()
 }
 
 func (s *cacheSubject) Close() error {
