@@ -1,0 +1,5 @@
+//go:build !race
+
+package simhca_test
+
+const raceEnabled = false
