@@ -134,6 +134,12 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 	if o.json && o.benchfmt {
 		return usageError{errors.New("--json and --benchfmt exclude each other")}
 	}
+	if cmd.Flags().Changed("rounds") && o.rounds < 1 {
+		return usageError{fmt.Errorf("--rounds %d: at least 1", o.rounds)}
+	}
+	if cmd.Flags().Changed("duration") && o.duration <= 0 {
+		return usageError{fmt.Errorf("--duration %v: more than nothing", o.duration)}
+	}
 	b := bench.Options{
 		Regions: o.regions, Threads: o.threads, Patterns: o.patterns, Impls: o.impls,
 		Duration: o.duration, Rounds: o.rounds, Short: o.short, Seed: o.seed,

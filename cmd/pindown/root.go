@@ -42,9 +42,10 @@ entries are never stale, whatever the process does to its address space. This
 command shows what that is about, and what of it works on this machine.
 
 Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 not supported on this machine.`,
-		Example: `  pindown demo       # stale registrations, and none, on a real file
-  pindown doctor     # what works here, and what is missing
-  pindown profile -- ./server   # what a program's memory operations do to registrations`,
+		Example: `  pindown demo                  # stale registrations, and none, on a real file
+  pindown doctor                # what works here, and what is missing
+  pindown profile -- ./server   # what a program's memory operations do to registrations
+  pindown bench --short         # what the cache itself costs`,
 		Args:          usageArgs(cobra.NoArgs),
 		SilenceErrors: true,
 		SilenceUsage:  true,
