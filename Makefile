@@ -12,6 +12,7 @@ LINT      := GOLANGCI_LINT_CACHE=$(CURDIR)/$(BIN)/lint-cache $(GO) tool -modfile
 # they fail).
 APT_MODEL    := spin gcc libc6-dev
 APT_GENERATE := clang llvm
+APT_PEERS    := libucx-dev gcc libc6-dev
 APT_VM       := qemu-system-x86 busybox-static e2fsprogs
 
 .DEFAULT_GOAL := help
@@ -26,7 +27,7 @@ build: ## build the command into bin/
 
 .PHONY: deps
 deps: ## install what the tests need (apt packages; as root)
-	@scripts/deps $(APT_MODEL) $(APT_GENERATE) $(APT_VM)
+	@scripts/deps $(APT_MODEL) $(APT_GENERATE) $(APT_PEERS) $(APT_VM)
 
 .PHONY: test
 test: deps nocgo race fuzz bench-smoke ## the whole test suite; ends with go test's own summary
@@ -58,12 +59,28 @@ soak: ## the long soak test with the physical-page oracle (SOAK=operations, defa
 	PINDOWN_SOAK=$(or $(SOAK),20000000) $(GO) test -count=1 -timeout 4h -v -run 'TestSoak' ./internal/soak
 
 .PHONY: bench
-bench: ## all benchmarks
+bench: ## what the cache costs: pindown bench (BENCHFLAGS, see pindown bench --help)
+	$(GO) run ./cmd/pindown bench $(BENCHFLAGS)
+
+.PHONY: bench-go
+bench-go: ## the packages' own benchmarks
 	$(GO) test -run '^$$' -bench . ./...
+
+.PHONY: bench-peers
+bench-peers: ## pindown beside UCX's registration cache and others (BENCHFLAGS; needs libucx-dev)
+	@scripts/deps $(APT_PEERS)
+	@$(HAVE_PEERS) || { echo "bench-peers needs UCX's headers and a C compiler: sudo apt-get install $(APT_PEERS)" >&2; exit 1; }
+	@mkdir -p $(BIN)
+	cd bench && $(GO) run . --json $(CURDIR)/$(BIN)/bench-peers.json $(BENCHFLAGS)
+
+# Whether bench/ can be built.
+HAVE_PEERS = echo '\#include <ucs/memory/rcache.h>' | $${CC:-cc} -E - >/dev/null 2>&1
 
 .PHONY: bench-smoke
 bench-smoke: ## each benchmark once, so that none rots
 	$(GO) test -short -run '^$$' -bench . -benchtime 1x ./...
+	@if $(HAVE_PEERS); then cd bench && $(GO) vet ./... && $(GO) test -count=1 ./...; \
+	else echo "bench/ is left out: it needs $(APT_PEERS)"; test "$$CI" != true; fi
 
 .PHONY: lint
 lint: ## linters and formatting

@@ -48,7 +48,7 @@ struct peer *peer_open(unsigned long max_regions, int *status)
 		.ucm_event_priority = 1000,
 		.ops = &ops,
 		.context = p,
-		.flags = UCS_RCACHE_FLAG_NO_PFN_CHECK,
+		/* No flags: with UCS_RCACHE_FLAG_NO_PFN_CHECK 1.13 evicts nothing. */
 		.max_regions = max_regions,
 		.max_size = SIZE_MAX,
 		.max_unreleased = SIZE_MAX,

@@ -43,6 +43,16 @@ func reserve(pages int, populated bool) (*reservation, error) {
 	return &reservation{mem: mem, start: vm.RangeOf(mem).RoundOut(alignment).Start + alignment}, nil
 }
 
+// Reserve returns the address of that many pages of address space without memory,
+// for tests of subjects, and what gives it back.
+func Reserve(pages int) (start uintptr, release func() error, err error) {
+	r, err := reserve(pages, false)
+	if err != nil {
+		return 0, nil, err
+	}
+	return r.start, r.release, nil
+}
+
 func (r *reservation) release() error {
 	if err := unix.Munmap(r.mem); err != nil {
 		return fmt.Errorf("release address space: %w", os.NewSyscallError("munmap", err))
