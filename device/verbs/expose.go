@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -13,20 +14,26 @@ import (
 	"github.com/pindown/pindown/vm"
 )
 
-// maxIdleWindows is how many windows are kept for the next exposure.
-const maxIdleWindows = 64
-
 // windowPool are the memory windows of type 1 of the device's exposures. They
 // are bound by a queue of the device's own, which is connected to itself and
 // carries nothing else: a window of type 1 may be bound by any queue of the
 // protection domain, and used by the peers of all of them.
 type windowPool struct {
-	mu   sync.Mutex           // held while a window is bound. Before mu of the device.
-	q    *Queue               // guarded by mu; nil until it is needed, and after an error.
-	idle []*ibv.MW            // guarded by mu; bound to nothing.
-	live map[uint64]*exposure // guarded by mu; by handle.
-	next uint64               // guarded by mu.
+	mu     sync.Mutex           // held while a window is bound. Before mu of the device.
+	q      *Queue               // guarded by mu; nil until it is needed, and after an error.
+	live   map[uint64]*exposure // guarded by mu; by handle.
+	next   uint64               // guarded by mu.
+	bounds bounds               // guarded by mu.
 }
+
+// bounds is what is known of whether the adapter holds windows to their range.
+type bounds int
+
+const (
+	_         bounds = iota // not asked yet
+	bounded                 // it does
+	unbounded               // the range of the registration is what counts
+)
 
 // exposure is what an Exposure's handle stands for.
 type exposure struct {
@@ -39,6 +46,11 @@ type exposure struct {
 // Info.WindowType1 says that there are any. The key serves the peers of every
 // queue in the protection domain, also those of another binding. It needs an
 // active port.
+//
+// An adapter that doesn't hold a window to its range (soft-RoCE checks that of
+// the registration) is found out by a trial, and exposes registrations as a whole
+// only: a narrower range is refused with a wrapped ErrNotSupported. See
+// [Device.WindowsBounded].
 //
 // While a registration is exposed, Deregister, Update and Revoke of it fail with
 // a wrapped ErrBusy.
@@ -68,7 +80,11 @@ func (d *Device) expose(ctx context.Context, reg device.Registration, r vm.Range
 	p := &d.exposer
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	mw, err := d.bound(e, r, access)
+	err = d.checkBounds(e, r)
+	var mw *ibv.MW
+	if err == nil {
+		mw, err = d.bound(e.mr, r, access)
+	}
 	if err != nil {
 		d.letGo(e)
 		return device.Exposure{}, err
@@ -121,22 +137,98 @@ func (d *Device) letGo(e *registration) {
 	e.windows--
 }
 
-// bound returns a window bound to r. The pool is locked.
-func (d *Device) bound(e *registration, r vm.Range, access device.Access) (*ibv.MW, error) {
+// WindowsBounded reports whether a key of an exposure reaches exactly the range
+// that was exposed. If not, it reaches the whole registration, and Expose and
+// PostFastRegister refuse narrower ranges. The first call tries it on memory of
+// its own; it needs an active port.
+func (d *Device) WindowsBounded(ctx context.Context) (bool, error) {
+	if err := ctx.Err(); err != nil {
+		return false, fmt.Errorf("verbs: try windows: %w", err)
+	}
+	if err := d.begin(); err != nil {
+		return false, fmt.Errorf("verbs: try windows: %w", err)
+	}
+	defer d.end()
+	if !d.info.WindowType1 {
+		return false, fmt.Errorf("verbs: try windows: %w", notSupported(d.info.Name+" has no memory windows of type 1"))
+	}
+	d.exposer.mu.Lock()
+	defer d.exposer.mu.Unlock()
+	if err := d.tryBounds(); err != nil {
+		return false, fmt.Errorf("verbs: try windows: %w", err)
+	}
+	return d.exposer.bounds == bounded, nil
+}
+
+// checkBounds refuses a window that would reach more than r. The pool is
+// locked.
+func (d *Device) checkBounds(e *registration, r vm.Range) error {
+	if r == e.r {
+		return nil
+	}
+	if err := d.tryBounds(); err != nil {
+		return err
+	}
+	if d.exposer.bounds == unbounded {
+		return notSupported(d.info.Name + " holds windows only to the range of their registration, so only all of it can be exposed")
+	}
+	return nil
+}
+
+// tryBounds finds out, once, whether a write to the byte before a window
+// arrives. The pool is locked.
+func (d *Device) tryBounds() (err error) {
 	p := &d.exposer
-	if len(p.live)+len(p.idle) >= d.info.MaxWindows && len(p.idle) == 0 {
-		return nil, fmt.Errorf("%d windows: %w", len(p.live), device.ErrNoSlots)
+	if p.bounds != 0 {
+		return nil
 	}
-	var mw *ibv.MW
-	if n := len(p.idle); n > 0 {
-		mw, p.idle = p.idle[n-1], p.idle[:n-1]
-	} else {
-		var err error
-		if mw, err = d.lib.AllocMW(d.pd, ibv.MWType1); err != nil {
-			return nil, allocError(err)
-		}
+	page := os.Getpagesize()
+	b, err := unix.Mmap(-1, 0, 2*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return joinCall(device.ErrNoMemory, "mmap", err)
 	}
-	err := d.bind(mw, ibv.MWBindInfo{MR: e.mr, Addr: uint64(r.Start), Length: uint64(r.Len()), Access: windowFlags(access)})
+	defer func() { _ = unix.Munmap(b) }() // It can't fail on what mmap returned.
+	r := vm.RangeOf(b)
+	mr, err := d.lib.RegMR(d.pd, r.Start, r.Len(), d.flags(device.LocalWrite|device.WindowBind))
+	if err != nil {
+		return callError("ibv_reg_mr", err)
+	}
+	defer func() { err = errors.Join(err, os.NewSyscallError("ibv_dereg_mr", d.lib.DeregMR(mr))) }()
+	window := vm.Range{Start: r.Start + uintptr(page), End: r.End}
+	mw, err := d.bound(mr, window, device.RemoteWrite)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.NewSyscallError("ibv_dealloc_mw", d.lib.DeallocMW(mw))) }()
+	b[0] = 1
+	if err := p.q.Write(0, vm.Range{Start: r.Start, End: r.Start + 1}, mr.LKey, uint64(window.Start)-1, mw.RKey); err != nil {
+		return err
+	}
+	switch err := p.q.Do(context.Background()); {
+	case err == nil:
+		p.bounds = unbounded
+	case errors.Is(err, ErrCompletion):
+		// The queue is in error now, as it should be.
+		p.bounds = bounded
+		q := p.q
+		p.q = nil
+		return q.Close()
+	default:
+		return err
+	}
+	return nil
+}
+
+// bound returns a window bound to r. The pool is locked.
+func (d *Device) bound(mr *ibv.MR, r vm.Range, access device.Access) (*ibv.MW, error) {
+	if n := len(d.exposer.live); n >= d.info.MaxWindows {
+		return nil, fmt.Errorf("%d windows: %w", n, device.ErrNoSlots)
+	}
+	mw, err := d.lib.AllocMW(d.pd, ibv.MWType1)
+	if err != nil {
+		return nil, allocError(err)
+	}
+	err = d.bind(mw, ibv.MWBindInfo{MR: mr, Addr: uint64(r.Start), Length: uint64(r.Len()), Access: windowFlags(access)})
 	if err != nil {
 		return nil, errors.Join(err, d.lib.DeallocMW(mw))
 	}
@@ -150,8 +242,7 @@ func allocError(err error) error {
 	return callError("ibv_alloc_mw", err)
 }
 
-// bind binds a window of type 1, to nothing if info is zero, and waits for it.
-// The pool is locked.
+// bind binds a window of type 1 and waits for it. The pool is locked.
 func (d *Device) bind(mw *ibv.MW, info ibv.MWBindInfo) error {
 	p := &d.exposer
 	if p.q == nil {
@@ -220,26 +311,13 @@ func (d *Device) withdraw(ctx context.Context, x device.Exposure) error {
 	if live == nil || live.key != x.RemoteKey {
 		return device.ErrNotExposed
 	}
-	if err := d.unbind(live.mw); err != nil {
-		return err
+	// A binding to nothing would do it as well, but crashes in the provider of
+	// soft-RoCE (rdma-core 44).
+	if err := d.lib.DeallocMW(live.mw); err != nil {
+		return callError("ibv_dealloc_mw", err)
 	}
 	delete(p.live, x.Handle)
 	d.letGo(live.reg)
-	return nil
-}
-
-// unbind takes a window's meaning away, and keeps it if that is worth while.
-// The pool is locked.
-func (d *Device) unbind(mw *ibv.MW) error {
-	p := &d.exposer
-	if len(p.idle) < maxIdleWindows && d.bind(mw, ibv.MWBindInfo{}) == nil {
-		p.idle = append(p.idle, mw)
-		return nil
-	}
-	// Freeing it does it, too.
-	if err := d.lib.DeallocMW(mw); err != nil {
-		return callError("ibv_dealloc_mw", err)
-	}
 	return nil
 }
 
@@ -257,10 +335,7 @@ func (d *Device) closeWindows() error {
 	for _, x := range p.live {
 		free(x.mw)
 	}
-	for _, mw := range p.idle {
-		free(mw)
-	}
-	p.q, p.live, p.idle = nil, nil, nil
+	p.q, p.live = nil, nil
 	for _, k := range d.fast {
 		free(k.mw)
 	}

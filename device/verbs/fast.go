@@ -165,6 +165,15 @@ func (q *Queue) fastRegister(wr device.FastRegister) error {
 	if err != nil {
 		return err
 	}
+	if d.info.WindowType1 {
+		d.exposer.mu.Lock()
+		err = d.checkBounds(e, wr.Range)
+		d.exposer.mu.Unlock()
+		if err != nil {
+			d.letGo(e)
+			return err
+		}
+	}
 	d.mu.Lock()
 	f := d.fastKeyLocked(wr.Key)
 	switch {

@@ -408,8 +408,14 @@ func (q *Queue) Recv(id uint64, r vm.Range, key uint32) error {
 
 // Poll takes completions that are there, and returns how many. It doesn't wait.
 func (q *Queue) Poll(done []Completion) (int, error) {
+	n, _, err := q.poll(done)
+	return n, err
+}
+
+// poll is Poll that reports also whether anything was over.
+func (q *Queue) poll(done []Completion) (n int, something bool, err error) {
 	if err := q.begin(); err != nil {
-		return 0, fmt.Errorf("verbs: poll: %w", err)
+		return 0, false, fmt.Errorf("verbs: poll: %w", err)
 	}
 	n, calls, err := q.pollLocked(done)
 	q.mu.Unlock()
@@ -417,9 +423,9 @@ func (q *Queue) Poll(done []Completion) (int, error) {
 		call()
 	}
 	if err != nil {
-		return n, fmt.Errorf("verbs: poll: %w", err)
+		return n, true, fmt.Errorf("verbs: poll: %w", err)
 	}
-	return n, nil
+	return n, n+len(calls) > 0, nil
 }
 
 // pollLocked returns also the calls of Done that are due.
@@ -460,7 +466,8 @@ func (q *Queue) pollLocked(done []Completion) (n int, calls []func(), err error)
 	return n, calls, nil
 }
 
-// Wait is Poll that waits until there is a completion, or ctx ends. One
+// Wait is Poll that waits until there is a completion, or ctx ends. It returns
+// zero if only requests with a Done were over, and Done has been called. One
 // goroutine at a time can wait; another's Wait, and its context, begin when the
 // first has ended.
 func (q *Queue) Wait(ctx context.Context, done []Completion) (int, error) {
@@ -468,14 +475,14 @@ func (q *Queue) Wait(ctx context.Context, done []Completion) (int, error) {
 		return 0, fmt.Errorf("verbs: wait: no room for completions: %w", device.ErrInvalid)
 	}
 	for {
-		if n, err := q.Poll(done); n > 0 || err != nil {
+		if n, something, err := q.poll(done); something || err != nil {
 			return n, err
 		}
 		if err := q.arm(); err != nil {
 			return 0, fmt.Errorf("verbs: wait: %w", err)
 		}
 		// A completion that came before the queue was armed raises no event.
-		if n, err := q.Poll(done); n > 0 || err != nil {
+		if n, something, err := q.poll(done); something || err != nil {
 			return n, err
 		}
 		if err := q.await(ctx); err != nil {

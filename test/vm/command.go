@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -165,6 +167,28 @@ func (m *Machine) WriteFile(tb testing.TB, path string, perm fs.FileMode, data [
 	if err := m.put(tb.Context(), path, perm, bytes.NewReader(data)); err != nil {
 		tb.Fatal(err)
 	}
+}
+
+// PutProgram copies a program of the host into the guest, with the shared libraries and the dynamic linker that it needs and the guest hasn't
+// got. Go programs need some, in spite of CGO_ENABLED=0, if they load libraries at run time.
+func (m *Machine) PutProgram(ctx context.Context, guest, host string) error {
+	libs, err := libraries([]string{"/"}, host)
+	if err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(libs)) {
+		m.mu.Lock()
+		have := m.libs[name]
+		m.libs[name] = true
+		m.mu.Unlock()
+		if have {
+			continue
+		}
+		if err := m.putFile(ctx, name, libs[name]); err != nil {
+			return err
+		}
+	}
+	return m.putFile(ctx, guest, host)
 }
 
 // putFile copies a file of the host into the guest.

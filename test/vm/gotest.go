@@ -202,7 +202,7 @@ func (m *Machine) install(tb testing.TB, tests TestBinary) (*binary, error) {
 	}
 	guestDir := fmt.Sprintf("/tests/%d-%s", n, path.Base(pkg))
 	bin = &binary{pkg: pkg, path: guestDir + "/" + path.Base(pkg) + ".test"}
-	if err := m.putFile(tb.Context(), bin.path, host); err != nil {
+	if err := m.PutProgram(tb.Context(), bin.path, host); err != nil {
 		return nil, err
 	}
 	data := filepath.Join(dir, "testdata")

@@ -226,6 +226,9 @@ func (m *Machine) addPrograms(w *cpio.Writer, sysroot string) error {
 		return err
 	}
 	maps.Copy(files, libs)
+	for guest := range files {
+		m.libs[guest] = true
+	}
 	for _, guest := range slices.Sorted(maps.Keys(files)) {
 		if err := addFile(w, guest, files[guest]); err != nil {
 			return err

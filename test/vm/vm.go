@@ -114,6 +114,7 @@ type Machine struct {
 	cause   error              // guarded by mu; set before dead is closed
 	told    bool               // guarded by mu; the cause was returned to somebody
 	guest   map[string]*binary // guarded by mu; test binaries by how they were built
+	libs    map[string]bool    // guarded by mu; the shared libraries that the guest has
 }
 
 // call is something that the agent was asked to do.
@@ -148,6 +149,7 @@ func Boot(tb testing.TB, opts Options) *Machine {
 		hello: make(chan struct{}),
 		calls: make(map[uint32]*call),
 		guest: make(map[string]*binary),
+		libs:  make(map[string]bool),
 	}
 	// The path of a socket is at most 107 bytes long, so t.TempDir, which holds the test's name, won't do.
 	if m.dir, err = os.MkdirTemp("", "pindown-vm-"); err != nil {

@@ -2,6 +2,7 @@ package ibv
 
 import (
 	"bytes"
+	"runtime"
 	"syscall"
 	"unsafe"
 
@@ -15,23 +16,42 @@ func pointer[T any](r uintptr) *T {
 	return *(**T)(unsafe.Pointer(&r))
 }
 
-// failed is the error of a function that returned NULL: errno, which may have
-// been left zero.
-func failed(errno uintptr) error {
-	if errno == 0 {
-		return syscall.EINVAL
+// object calls a function that returns a pointer, or NULL and errno.
+//
+//go:uintptrescapes
+func (l *Lib) object(fn uintptr, args ...uintptr) (uintptr, error) {
+	// errno is the thread's.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	r, _, _ := purego.SyscallN(fn, args...)
+	if r == 0 {
+		return 0, l.errno()
 	}
-	return syscall.Errno(errno)
+	return r, nil
 }
 
-// code is the error of a function that returns an errno. Some return -1 and
-// set errno, some a negative one.
-func code(r, errno uintptr) error {
+// errno returns the calling thread's, which a function has said is set. It may
+// have been left zero.
+func (l *Lib) errno() error {
+	r, _, _ := purego.SyscallN(l.errnoLocation)
+	if n := *pointer[int32](r); n != 0 {
+		return syscall.Errno(n)
+	}
+	return syscall.EINVAL
+}
+
+// status calls a function that returns an errno, or -1 and errno.
+//
+//go:uintptrescapes
+func (l *Lib) status(fn uintptr, args ...uintptr) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	r, _, _ := purego.SyscallN(fn, args...)
 	switch n := int32(r); {
 	case n == 0:
 		return nil
-	case n == -1 && errno != 0:
-		return syscall.Errno(errno)
+	case n == -1:
+		return l.errno()
 	case n < 0:
 		return syscall.Errno(-n)
 	default:
@@ -48,9 +68,9 @@ type DeviceList struct {
 // Devices lists the devices. They are valid until Free.
 func (l *Lib) Devices() (*DeviceList, error) {
 	n := new(int32)
-	r, _, errno := purego.SyscallN(l.getDeviceList, uintptr(unsafe.Pointer(n)))
-	if r == 0 {
-		return nil, failed(errno)
+	r, err := l.object(l.getDeviceList, uintptr(unsafe.Pointer(n)))
+	if err != nil {
+		return nil, err
 	}
 	return &DeviceList{list: r, Devs: unsafe.Slice(pointer[*Device](r), *n)}, nil
 }
@@ -76,24 +96,23 @@ func cString(b []byte) string {
 
 // OpenDevice opens a device.
 func (l *Lib) OpenDevice(d *Device) (*Context, error) {
-	r, _, errno := purego.SyscallN(l.openDevice, uintptr(unsafe.Pointer(d)))
-	if r == 0 {
-		return nil, failed(errno)
+	r, err := l.object(l.openDevice, uintptr(unsafe.Pointer(d)))
+	if err != nil {
+		return nil, err
 	}
 	return pointer[Context](r), nil
 }
 
 // CloseDevice closes a device.
 func (l *Lib) CloseDevice(c *Context) error {
-	r, _, errno := purego.SyscallN(l.closeDevice, uintptr(unsafe.Pointer(c)))
-	return code(r, errno)
+	return l.status(l.closeDevice, uintptr(unsafe.Pointer(c)))
 }
 
 // QueryDevice returns a device's attributes.
 func (l *Lib) QueryDevice(c *Context) (*DeviceAttr, error) {
 	a := new(DeviceAttr)
-	r, _, errno := purego.SyscallN(l.queryDevice, uintptr(unsafe.Pointer(c)), uintptr(unsafe.Pointer(a)))
-	return a, code(r, errno)
+	err := l.status(l.queryDevice, uintptr(unsafe.Pointer(c)), uintptr(unsafe.Pointer(a)))
+	return a, err
 }
 
 // extended returns the word of struct verbs_context that lies n words before
@@ -128,22 +147,22 @@ func (l *Lib) QueryODP(c *Context) ODPCaps {
 // QueryPort returns a port's attributes.
 func (l *Lib) QueryPort(c *Context, port uint8) (*PortAttr, error) {
 	a := new(PortAttr)
-	r, _, errno := purego.SyscallN(l.queryPort, uintptr(unsafe.Pointer(c)), uintptr(port), uintptr(unsafe.Pointer(a)))
-	return a, code(r, errno)
+	err := l.status(l.queryPort, uintptr(unsafe.Pointer(c)), uintptr(port), uintptr(unsafe.Pointer(a)))
+	return a, err
 }
 
 // QueryGID returns an entry of a port's table of addresses.
 func (l *Lib) QueryGID(c *Context, port uint8, index int) (GID, error) {
 	g := new(GID)
-	r, _, errno := purego.SyscallN(l.queryGID, uintptr(unsafe.Pointer(c)), uintptr(port), uintptr(index), uintptr(unsafe.Pointer(g)))
-	return *g, code(r, errno)
+	err := l.status(l.queryGID, uintptr(unsafe.Pointer(c)), uintptr(port), uintptr(index), uintptr(unsafe.Pointer(g)))
+	return *g, err
 }
 
 // AllocPD makes a protection domain.
 func (l *Lib) AllocPD(c *Context) (*PD, error) {
-	r, _, errno := purego.SyscallN(l.allocPD, uintptr(unsafe.Pointer(c)))
-	if r == 0 {
-		return nil, failed(errno)
+	r, err := l.object(l.allocPD, uintptr(unsafe.Pointer(c)))
+	if err != nil {
+		return nil, err
 	}
 	return pointer[PD](r), nil
 }
@@ -157,8 +176,7 @@ func (p *PD) Addr() uintptr { return uintptr(unsafe.Pointer(p)) }
 
 // DeallocPD frees a protection domain.
 func (l *Lib) DeallocPD(p *PD) error {
-	r, _, errno := purego.SyscallN(l.deallocPD, uintptr(unsafe.Pointer(p)))
-	return code(r, errno)
+	return l.status(l.deallocPD, uintptr(unsafe.Pointer(p)))
 }
 
 // optionalAccess are flags that ibv_reg_mr doesn't take
@@ -168,14 +186,15 @@ const optionalAccess = 0x3ff << 20
 // RegMR registers memory. A library that doesn't know optional access flags
 // registers without them.
 func (l *Lib) RegMR(p *PD, addr, length uintptr, access uint32) (*MR, error) {
-	var r, errno uintptr
+	var r uintptr
+	var err error
 	if access&optionalAccess != 0 && l.regMRIova2 != 0 {
-		r, _, errno = purego.SyscallN(l.regMRIova2, uintptr(unsafe.Pointer(p)), addr, length, addr, uintptr(access))
+		r, err = l.object(l.regMRIova2, uintptr(unsafe.Pointer(p)), addr, length, addr, uintptr(access))
 	} else {
-		r, _, errno = purego.SyscallN(l.regMR, uintptr(unsafe.Pointer(p)), addr, length, uintptr(access&^optionalAccess))
+		r, err = l.object(l.regMR, uintptr(unsafe.Pointer(p)), addr, length, uintptr(access&^optionalAccess))
 	}
-	if r == 0 {
-		return nil, failed(errno)
+	if err != nil {
+		return nil, err
 	}
 	return pointer[MR](r), nil
 }
@@ -185,9 +204,9 @@ func (l *Lib) RegDMABufMR(p *PD, offset uint64, length uintptr, iova uint64, fd 
 	if l.regDMABufMR == 0 {
 		return nil, syscall.EOPNOTSUPP
 	}
-	r, _, errno := purego.SyscallN(l.regDMABufMR, uintptr(unsafe.Pointer(p)), uintptr(offset), length, uintptr(iova), uintptr(fd), uintptr(access))
-	if r == 0 {
-		return nil, failed(errno)
+	r, err := l.object(l.regDMABufMR, uintptr(unsafe.Pointer(p)), uintptr(offset), length, uintptr(iova), uintptr(fd), uintptr(access))
+	if err != nil {
+		return nil, err
 	}
 	return pointer[MR](r), nil
 }
@@ -198,17 +217,18 @@ func (l *Lib) ReregMR(m *MR, flags int, p *PD, addr, length uintptr, access uint
 	if l.reregMR == 0 {
 		return ReregErrInput, syscall.EOPNOTSUPP
 	}
-	r, _, errno := purego.SyscallN(l.reregMR, uintptr(unsafe.Pointer(m)), uintptr(flags), uintptr(unsafe.Pointer(p)), addr, length, uintptr(access))
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	r, _, _ := purego.SyscallN(l.reregMR, uintptr(unsafe.Pointer(m)), uintptr(flags), uintptr(unsafe.Pointer(p)), addr, length, uintptr(access))
 	if n := int(int32(r)); n != 0 {
-		return n, failed(errno)
+		return n, l.errno()
 	}
 	return 0, nil
 }
 
 // DeregMR gives a registration back.
 func (l *Lib) DeregMR(m *MR) error {
-	r, _, errno := purego.SyscallN(l.deregMR, uintptr(unsafe.Pointer(m)))
-	return code(r, errno)
+	return l.status(l.deregMR, uintptr(unsafe.Pointer(m)))
 }
 
 // AllocMW makes a memory window, not bound yet.
@@ -217,17 +237,16 @@ func (l *Lib) AllocMW(p *PD, kind uint32) (*MW, error) {
 	if fn == 0 {
 		return nil, syscall.EOPNOTSUPP
 	}
-	r, _, errno := purego.SyscallN(fn, uintptr(unsafe.Pointer(p)), uintptr(kind))
-	if r == 0 {
-		return nil, failed(errno)
+	r, err := l.object(fn, uintptr(unsafe.Pointer(p)), uintptr(kind))
+	if err != nil {
+		return nil, err
 	}
 	return pointer[MW](r), nil
 }
 
 // DeallocMW frees a memory window.
 func (l *Lib) DeallocMW(m *MW) error {
-	r, _, errno := purego.SyscallN(m.Context.Ops[opDeallocMW], uintptr(unsafe.Pointer(m)))
-	return code(r, errno)
+	return l.status(m.Context.Ops[opDeallocMW], uintptr(unsafe.Pointer(m)))
 }
 
 // BindMW posts the binding of a window of type 1, whose key it changes.
@@ -236,54 +255,50 @@ func (l *Lib) BindMW(q *QP, m *MW, b *MWBind) error {
 	if fn == 0 {
 		return syscall.EOPNOTSUPP
 	}
-	r, _, errno := purego.SyscallN(fn, uintptr(unsafe.Pointer(q)), uintptr(unsafe.Pointer(m)), uintptr(unsafe.Pointer(b)))
-	return code(r, errno)
+	return l.status(fn, uintptr(unsafe.Pointer(q)), uintptr(unsafe.Pointer(m)), uintptr(unsafe.Pointer(b)))
 }
 
 // CreateCompChannel makes a channel of completion events.
 func (l *Lib) CreateCompChannel(c *Context) (*CompChannel, error) {
-	r, _, errno := purego.SyscallN(l.createCompChannel, uintptr(unsafe.Pointer(c)))
-	if r == 0 {
-		return nil, failed(errno)
+	r, err := l.object(l.createCompChannel, uintptr(unsafe.Pointer(c)))
+	if err != nil {
+		return nil, err
 	}
 	return pointer[CompChannel](r), nil
 }
 
 // DestroyCompChannel frees a channel.
 func (l *Lib) DestroyCompChannel(ch *CompChannel) error {
-	r, _, errno := purego.SyscallN(l.destroyCompChannel, uintptr(unsafe.Pointer(ch)))
-	return code(r, errno)
+	return l.status(l.destroyCompChannel, uintptr(unsafe.Pointer(ch)))
 }
 
 // CreateCQ makes a completion queue; ch may be nil.
 func (l *Lib) CreateCQ(c *Context, entries int, ch *CompChannel) (*CQ, error) {
-	r, _, errno := purego.SyscallN(l.createCQ, uintptr(unsafe.Pointer(c)), uintptr(entries), 0, uintptr(unsafe.Pointer(ch)), 0)
-	if r == 0 {
-		return nil, failed(errno)
+	r, err := l.object(l.createCQ, uintptr(unsafe.Pointer(c)), uintptr(entries), 0, uintptr(unsafe.Pointer(ch)), 0)
+	if err != nil {
+		return nil, err
 	}
 	return pointer[CQ](r), nil
 }
 
 // DestroyCQ frees a completion queue. Its events must have been acknowledged.
 func (l *Lib) DestroyCQ(q *CQ) error {
-	r, _, errno := purego.SyscallN(l.destroyCQ, uintptr(unsafe.Pointer(q)))
-	return code(r, errno)
+	return l.status(l.destroyCQ, uintptr(unsafe.Pointer(q)))
 }
 
 // PollCQ fills wc with completions and returns how many there were.
 func (l *Lib) PollCQ(q *CQ, wc []WC) (int, error) {
-	r, _, errno := purego.SyscallN(q.Context.Ops[opPollCQ], uintptr(unsafe.Pointer(q)), uintptr(len(wc)), uintptr(unsafe.Pointer(unsafe.SliceData(wc))))
+	r, _, _ := purego.SyscallN(q.Context.Ops[opPollCQ], uintptr(unsafe.Pointer(q)), uintptr(len(wc)), uintptr(unsafe.Pointer(unsafe.SliceData(wc))))
 	n := int(int32(r))
 	if n < 0 {
-		return 0, failed(errno)
+		return 0, syscall.EIO
 	}
 	return n, nil
 }
 
 // ReqNotifyCQ asks for an event at the next completion.
 func (l *Lib) ReqNotifyCQ(q *CQ) error {
-	r, _, errno := purego.SyscallN(q.Context.Ops[opReqNotify], uintptr(unsafe.Pointer(q)), 0)
-	return code(r, errno)
+	return l.status(q.Context.Ops[opReqNotify], uintptr(unsafe.Pointer(q)), 0)
 }
 
 // GetCQEvent takes one event from a channel, whose descriptor says when there
@@ -291,9 +306,8 @@ func (l *Lib) ReqNotifyCQ(q *CQ) error {
 func (l *Lib) GetCQEvent(ch *CompChannel) error {
 	var out struct{ cq, context uintptr }
 	p := &out
-	r, _, errno := purego.SyscallN(l.getCQEvent, uintptr(unsafe.Pointer(ch)), uintptr(unsafe.Pointer(&p.cq)), uintptr(unsafe.Pointer(&p.context)))
-	if int32(r) != 0 {
-		return failed(errno)
+	if err := l.status(l.getCQEvent, uintptr(unsafe.Pointer(ch)), uintptr(unsafe.Pointer(&p.cq)), uintptr(unsafe.Pointer(&p.context))); err != nil {
+		return err
 	}
 	purego.SyscallN(l.ackCQEvents, p.cq, 1)
 	return nil
@@ -301,35 +315,31 @@ func (l *Lib) GetCQEvent(ch *CompChannel) error {
 
 // CreateQP makes a queue pair. The library writes to attr what it granted.
 func (l *Lib) CreateQP(p *PD, attr *QPInitAttr) (*QP, error) {
-	r, _, errno := purego.SyscallN(l.createQP, uintptr(unsafe.Pointer(p)), uintptr(unsafe.Pointer(attr)))
-	if r == 0 {
-		return nil, failed(errno)
+	r, err := l.object(l.createQP, uintptr(unsafe.Pointer(p)), uintptr(unsafe.Pointer(attr)))
+	if err != nil {
+		return nil, err
 	}
 	return pointer[QP](r), nil
 }
 
 // ModifyQP changes a queue pair.
 func (l *Lib) ModifyQP(q *QP, attr *QPAttr, mask int) error {
-	r, _, errno := purego.SyscallN(l.modifyQP, uintptr(unsafe.Pointer(q)), uintptr(unsafe.Pointer(attr)), uintptr(mask))
-	return code(r, errno)
+	return l.status(l.modifyQP, uintptr(unsafe.Pointer(q)), uintptr(unsafe.Pointer(attr)), uintptr(mask))
 }
 
 // DestroyQP frees a queue pair.
 func (l *Lib) DestroyQP(q *QP) error {
-	r, _, errno := purego.SyscallN(l.destroyQP, uintptr(unsafe.Pointer(q)))
-	return code(r, errno)
+	return l.status(l.destroyQP, uintptr(unsafe.Pointer(q)))
 }
 
 // PostSend posts a chain of work requests. None of it is read after the call.
 func (l *Lib) PostSend(q *QP, wr *SendWR) error {
 	bad := new(uintptr)
-	r, _, errno := purego.SyscallN(q.Context.Ops[opPostSend], uintptr(unsafe.Pointer(q)), uintptr(unsafe.Pointer(wr)), uintptr(unsafe.Pointer(bad)))
-	return code(r, errno)
+	return l.status(q.Context.Ops[opPostSend], uintptr(unsafe.Pointer(q)), uintptr(unsafe.Pointer(wr)), uintptr(unsafe.Pointer(bad)))
 }
 
 // PostRecv posts a chain of receive requests.
 func (l *Lib) PostRecv(q *QP, wr *RecvWR) error {
 	bad := new(uintptr)
-	r, _, errno := purego.SyscallN(q.Context.Ops[opPostRecv], uintptr(unsafe.Pointer(q)), uintptr(unsafe.Pointer(wr)), uintptr(unsafe.Pointer(bad)))
-	return code(r, errno)
+	return l.status(q.Context.Ops[opPostRecv], uintptr(unsafe.Pointer(q)), uintptr(unsafe.Pointer(wr)), uintptr(unsafe.Pointer(bad)))
 }

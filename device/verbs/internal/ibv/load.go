@@ -22,6 +22,7 @@ type Lib struct {
 	createCompChannel, destroyCompChannel                  uintptr
 	createCQ, destroyCQ, getCQEvent, ackCQEvents           uintptr
 	createQP, modifyQP, destroyQP                          uintptr
+	errnoLocation                                          uintptr
 }
 
 // ErrLoad: the library isn't there, or lacks a function.
@@ -76,6 +77,7 @@ func Load(path string) (*Lib, error) {
 		{"ibv_create_qp", &l.createQP, false},
 		{"ibv_modify_qp", &l.modifyQP, false},
 		{"ibv_destroy_qp", &l.destroyQP, false},
+		{"__errno_location", &l.errnoLocation, false}, // of libc, which the library needs
 	} {
 		*f.to, err = purego.Dlsym(h, f.name)
 		if err != nil && !f.optional {
