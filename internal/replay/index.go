@@ -1,7 +1,5 @@
 package replay
 
-import "github.com/google/btree"
-
 // region is a registration that a cache keeps, or that outlives it in use.
 type region struct {
 	start, end uint64 // pages
@@ -19,70 +17,35 @@ type region struct {
 func (r *region) pages() uint64 { return r.end - r.start }
 
 // index finds the regions of one process. They don't overlap.
-type index struct {
-	tree  *btree.BTreeG[*region]
-	exact map[uint64]*region
-	key   region
-}
+type index struct{ regions ordered[*region] }
 
-func newIndex() *index {
-	return &index{
-		tree:  btree.NewG(16, func(a, b *region) bool { return a.start < b.start }),
-		exact: make(map[uint64]*region),
-	}
-}
-
-func (x *index) insert(r *region) {
-	x.tree.ReplaceOrInsert(r)
-	x.exact[r.start] = r
-}
-
-func (x *index) remove(r *region) {
-	x.tree.Delete(r)
-	delete(x.exact, r.start)
-}
-
-// before returns the last region that starts at or before page.
-func (x *index) before(page uint64) (found *region) {
-	x.key.start = page
-	x.tree.DescendLessOrEqual(&x.key, func(r *region) bool {
-		found = r
-		return false
-	})
-	return found
-}
+func (x *index) insert(r *region) { x.regions.put(r.start, r) }
+func (x *index) remove(r *region) { x.regions.remove(r.start) }
 
 // containing returns the region that contains [start,end), if any.
 func (x *index) containing(start, end uint64) *region {
-	if r := x.exact[start]; r != nil {
-		// No other can: they don't overlap.
-		if r.end >= end {
+	if c, ok := x.regions.floor(start); ok {
+		if r := x.regions.value(c); r.end >= end {
 			return r
 		}
-		return nil
-	}
-	if r := x.before(start); r != nil && r.end >= end {
-		return r
 	}
 	return nil
 }
 
 // overlapping appends the regions that overlap [start,end), in order.
 func (x *index) overlapping(start, end uint64, list []*region) []*region {
-	if x.tree.Len() == 0 {
-		return list
+	c, ok := x.regions.floor(start)
+	if !ok {
+		c = cursor{}
 	}
-	from := start
-	if r := x.before(start); r != nil && r.end > start {
-		from = r.start
-	}
-	x.key.start = from
-	x.tree.AscendGreaterOrEqual(&x.key, func(r *region) bool {
+	for ; x.regions.valid(c); c = x.regions.next(c) {
+		r := x.regions.value(c)
 		if r.start >= end {
-			return false
+			break
 		}
-		list = append(list, r)
-		return true
-	})
+		if r.end > start {
+			list = append(list, r)
+		}
+	}
 	return list
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"sync"
+	"sync/atomic"
 
 	"github.com/pindown/pindown/trace"
 )
@@ -98,6 +99,12 @@ func (o *Options) withDefaults() (Options, error) {
 	return c, nil
 }
 
+// batch is read by all simulations, and used again after the last.
+type batch struct {
+	actions []action
+	readers atomic.Int32
+}
+
 // Run replays the trace. What is missing of a damaged trace is noted in the
 // result. It returns an error wrapping [ErrOptions], [ErrModel] or [ErrLimit],
 // or one of reading, or ctx's. Nil Options are the defaults.
@@ -110,13 +117,17 @@ func Run(ctx context.Context, r *trace.Reader, opts *Options) (*Result, error) {
 	var sims []*sim
 	curve := newCurve()
 	var wg sync.WaitGroup
-	var queues []chan []action
+	var queues []chan *batch
+	pool := sync.Pool{New: func() any { return new(batch) }}
 	consume := func(f func([]action)) {
-		q := make(chan []action, 2)
+		q := make(chan *batch, 2)
 		queues = append(queues, q)
 		wg.Go(func() {
-			for batch := range q {
-				f(batch)
+			for b := range q {
+				f(b.actions)
+				if b.readers.Add(-1) == 0 {
+					pool.Put(b)
+				}
 			}
 		})
 	}
@@ -130,12 +141,15 @@ func Run(ctx context.Context, r *trace.Reader, opts *Options) (*Result, error) {
 		}
 		consume(curve.run)
 	}
-	line = newTimeline(&o, func(batch []action) {
+	line = newTimeline(&o, func(actions []action) {
 		if queues == nil {
 			start()
 		}
+		b := pool.Get().(*batch)
+		b.actions = append(b.actions[:0], actions...)
+		b.readers.Store(int32(len(queues)))
 		for _, q := range queues {
-			q <- batch
+			q <- b
 		}
 	})
 	err = line.run(r, func() error { return context.Cause(ctx) })

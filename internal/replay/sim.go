@@ -26,6 +26,7 @@ type sim struct {
 	spaces []*cacheSpace
 	held   []*region
 	list   []*region // scratch
+	free   *region   // to use again, by next
 
 	requests, hits            uint64
 	cold, partial, access     uint64
@@ -51,7 +52,7 @@ type sim struct {
 }
 
 type cacheSpace struct {
-	index *index
+	index index
 	// Ends of lists: of idle regions in the cache, next is the one released
 	// longest ago; and of those in use outside of it.
 	idle, outside region
@@ -78,7 +79,7 @@ func (s *sim) space(i uint32) *cacheSpace {
 	}
 	c := s.spaces[i]
 	if c == nil {
-		c = &cacheSpace{index: newIndex()}
+		c = new(cacheSpace)
 		c.idle.prev, c.idle.next = &c.idle, &c.idle
 		c.outside.prev, c.outside.next = &c.outside, &c.outside
 		s.spaces[i] = c
@@ -233,6 +234,7 @@ func (s *sim) giveUp(c *cacheSpace, r *region, t *tally) {
 	r.unlink()
 	if r.dead = true; r.holds == 0 {
 		s.deregister(c, r, t)
+		s.recycle(r)
 	} else {
 		r.link(&c.outside)
 	}
@@ -252,7 +254,13 @@ func (s *sim) deregister(c *cacheSpace, r *region, t *tally) {
 }
 
 func (s *sim) registerFor(c *cacheSpace, a *action, start, end uint64, write, perUse bool) {
-	r := &region{start: start, end: end, space: a.space, write: write, perUse: perUse, dead: perUse, made: a.at}
+	r := s.free
+	if r != nil {
+		s.free = r.next
+	} else {
+		r = new(region)
+	}
+	*r = region{start: start, end: end, space: a.space, write: write, perUse: perUse, dead: perUse, made: a.at}
 	s.register.add(r.pages())
 	s.pinned += r.pages()
 	s.regions++
@@ -289,7 +297,13 @@ func (s *sim) release(a *action) {
 	}
 	r.unlink()
 	s.deregister(c, r, &s.dereg)
+	s.recycle(r)
 	s.level(a.at)
+}
+
+// recycle keeps r, to which nothing refers, for the next registration.
+func (s *sim) recycle(r *region) {
+	r.next, s.free = s.free, r
 }
 
 func (s *sim) invalidate(a *action) {
@@ -318,18 +332,17 @@ func (s *sim) invalidate(a *action) {
 // reset is the end of an address space: the kernel deregisters everything.
 func (s *sim) reset(a *action) {
 	c := s.space(a.space)
-	s.list = s.list[:0]
-	c.index.tree.Ascend(func(r *region) bool {
+	s.list = c.index.overlapping(0, math.MaxUint64, s.list[:0])
+	for r := c.outside.next; r != &c.outside; r = r.next {
 		s.list = append(s.list, r)
-		return true
-	})
-	for _, r := range s.list {
-		r.holds = 0
-		s.giveUp(c, r, &s.closed)
 	}
-	for r := c.outside.next; r != &c.outside; r = c.outside.next {
-		r.holds = 0
+	// Requests may still refer to them: they are not used again.
+	for _, r := range s.list {
+		if !r.dead {
+			c.index.remove(r)
+		}
 		r.unlink()
+		r.dead, r.holds = true, 0
 		s.deregister(c, r, &s.closed)
 	}
 	s.level(a.at)

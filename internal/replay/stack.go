@@ -5,8 +5,6 @@ import (
 	"math"
 	"math/bits"
 	"slices"
-
-	"github.com/google/btree"
 )
 
 // piece is a run of pages that were used last together, or of holes where such
@@ -24,9 +22,7 @@ func (p *piece) len() int64 { return int64(p.end - p.start) }
 // size in pages of the smallest cache that it hits. See the package comment for
 // the cache.
 type stack struct {
-	tree  *btree.BTreeG[*piece] // pages, by address
-	exact map[uint64]*piece
-	key   piece
+	live ordered[*piece] // pages, by address
 
 	slots  [][]*piece // by age, oldest first; within one by address
 	weight []int64    // Fenwick tree of the slots' pages and holes
@@ -61,8 +57,7 @@ func (h *holeHeap) Pop() any {
 
 func newStack(limit int) *stack {
 	return &stack{
-		tree:  btree.NewG(16, func(a, b *piece) bool { return a.start < b.start }),
-		exact: make(map[uint64]*piece), inHeap: make(map[int32]bool), limit: limit,
+		inHeap: make(map[int32]bool), limit: limit,
 		weight: make([]int64, 1+256),
 	}
 }
@@ -95,8 +90,7 @@ func (s *stack) put(p *piece) {
 		s.heapHole(p.slot)
 		return
 	}
-	s.tree.ReplaceOrInsert(p)
-	s.exact[p.start] = p
+	s.live.put(p.start, p)
 }
 
 func (s *stack) heapHole(slot int32) {
@@ -116,39 +110,27 @@ func (s *stack) take(p *piece) {
 	}
 	s.pieces--
 	if !p.hole {
-		s.forget(p)
+		s.live.remove(p.start)
 	}
-}
-
-func (s *stack) forget(p *piece) {
-	s.tree.Delete(p)
-	delete(s.exact, p.start)
 }
 
 // overlapping returns the pieces with pages in [start,end), by address. The
 // list is valid until the next call.
 func (s *stack) overlapping(start, end uint64) []*piece {
 	s.list = s.list[:0]
-	if p := s.exact[start]; p != nil && p.end >= end {
-		s.list = append(s.list, p)
-		return s.list
+	c, ok := s.live.floor(start)
+	if !ok {
+		c = cursor{}
 	}
-	from := start
-	s.key.start = start
-	s.tree.DescendLessOrEqual(&s.key, func(p *piece) bool {
-		if p.end > start {
-			from = p.start
-		}
-		return false
-	})
-	s.key.start = from
-	s.tree.AscendGreaterOrEqual(&s.key, func(p *piece) bool {
+	for ; s.live.valid(c); c = s.live.next(c) {
+		p := s.live.value(c)
 		if p.start >= end {
-			return false
+			break
 		}
-		s.list = append(s.list, p)
-		return true
-	})
+		if p.end > start {
+			s.list = append(s.list, p)
+		}
+	}
 	return s.list
 }
 
@@ -289,7 +271,7 @@ func (s *stack) invalidate(start, end uint64) {
 	for _, p := range slices.Clone(s.overlapping(start, end)) {
 		from, to := max(p.start, start), min(p.end, end)
 		if from == p.start && to == p.end {
-			s.forget(p)
+			s.live.remove(p.start)
 			p.hole = true
 			s.heapHole(p.slot)
 			continue

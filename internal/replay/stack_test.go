@@ -98,7 +98,7 @@ func check(t fataler, s *stack) {
 				hole = true
 			} else {
 				live++
-				if s.exact[p.start] != p {
+				if q, ok := s.live.get(p.start); !ok || q != p {
 					t.Fatalf("piece %+v isn't indexed", *p)
 				}
 			}
@@ -111,8 +111,8 @@ func check(t fataler, s *stack) {
 		}
 		total += sum
 	}
-	if total != s.total || pieces != s.pieces || live != len(s.exact) || live != s.tree.Len() {
-		t.Fatalf("total %d %d, pieces %d %d, live %d %d %d", total, s.total, pieces, s.pieces, live, len(s.exact), s.tree.Len())
+	if total != s.total || pieces != s.pieces || live != s.live.len() {
+		t.Fatalf("total %d %d, pieces %d %d, live %d %d", total, s.total, pieces, s.pieces, live, s.live.len())
 	}
 }
 

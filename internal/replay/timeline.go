@@ -50,7 +50,7 @@ type timeline struct {
 	free    []uint32
 	slots   uint32
 	now     int64
-	out     func([]action)
+	out     func([]action) // doesn't keep them
 	counts  Counts
 	meta    trace.Meta
 }
@@ -166,7 +166,7 @@ func (t *timeline) flush(n int) {
 	if !slices.IsSortedFunc(t.pending, order) {
 		slices.SortStableFunc(t.pending, order)
 	}
-	batch := slices.Clone(t.pending[:n])
+	batch := t.pending[:n]
 	for i := range batch {
 		a := &batch[i]
 		if a.at < t.now {
@@ -178,10 +178,10 @@ func (t *timeline) flush(n int) {
 			t.free = append(t.free, a.slot)
 		}
 	}
-	t.pending = t.pending[:copy(t.pending, t.pending[n:])]
-	if len(batch) > 0 {
+	if n > 0 {
 		t.out(batch)
 	}
+	t.pending = t.pending[:copy(t.pending, t.pending[n:])]
 }
 
 func (t *timeline) space(pid uint32) (uint32, error) {
