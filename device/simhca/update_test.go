@@ -3,6 +3,7 @@ package simhca_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -438,6 +439,7 @@ func TestUpdateConcurrent(t *testing.T) {
 			g.must(err)
 			// Each version is seen by somebody, or the test shows little.
 			for seen := reads.Load(); reads.Load() < seen+1 && !t.Failed(); {
+				runtime.Gosched()
 			}
 		}
 		stop.Store(true)
