@@ -30,6 +30,7 @@ const (
 
 	tagLevelShift  = 56
 	hashMultiplier = 0x9e3779b97f4a7c15
+	farShift       = 16
 
 	rootLevel = Levels - 1
 
@@ -43,6 +44,9 @@ const rootTag = Levels << tagLevelShift
 func makeTag(level int, block uint64) uint64 {
 	return uint64(level+1)<<tagLevelShift | block
 }
+
+// parentTag returns the tag of the block above one that isn't the root.
+func parentTag(tag uint64) uint64 { return makeTag(tagLevel(tag)+1, tagBlock(tag)>>FanoutShift) }
 
 func tagLevel(tag uint64) int    { return int(tag>>tagLevelShift) - 1 }
 func tagBlock(tag uint64) uint64 { return tag & (1<<tagLevelShift - 1) }

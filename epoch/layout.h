@@ -71,6 +71,13 @@
 #define PINDOWN_EPOCH_TAG_LEVEL_SHIFT 56
 #define PINDOWN_EPOCH_HASH_MULTIPLIER 0x9e3779b97f4a7c15ULL
 
-/* bucket = 1 + (tag * HASH_MULTIPLIER >> (64 - bucket_bits)) */
+/*
+ * hash(tag) = tag * HASH_MULTIPLIER >> (64 - bucket_bits). A block is in its
+ * home bucket, 1 + (hash(parent's tag) ^ (block >> 3 & 1)), or where it found
+ * room otherwise: 1 + hash(its own tag) or 1 + (hash(its own tag) ^ 1).
+ * WANT_BELOW counts the children, and shifted by FAR_SHIFT those that aren't at
+ * home.
+ */
+#define PINDOWN_EPOCH_FAR_SHIFT 16
 
 #endif

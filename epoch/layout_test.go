@@ -49,6 +49,7 @@ func TestLayoutHeaderMatchesGo(t *testing.T) {
 		"GENERATION_ONE":      wordGenerationOne,
 		"TAG_LEVEL_SHIFT":     tagLevelShift,
 		"HASH_MULTIPLIER":     hashMultiplier,
+		"FAR_SHIFT":           farShift,
 		"FEATURE_BASE":        uint64(FeatureBase),
 		"FEATURE_HIT_CHECK":   uint64(FeatureHitCheck),
 		"REQUIRES_SHIFT":      requiresShift,

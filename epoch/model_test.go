@@ -185,7 +185,8 @@ func (m *model) check(f fataler, touched bool) {
 			want[s]++
 			for !inUse[s] {
 				inUse[s] = true
-				below[t.parent[s]]++
+				b, i := t.slot(s)
+				below[t.parent[s]] += childUnits(uint64(s/bucketSlots) != t.bucketOf(b.tag[i].Load(), 0))
 				s = t.parent[s]
 			}
 		}
@@ -216,7 +217,7 @@ func (m *model) check(f fataler, touched bool) {
 			f.Fatalf("tag %#x twice", tag)
 		}
 		tags[tag] = true
-		if t.bucketOf(tag) != uint64(s/bucketSlots) {
+		if (s == 0) != (tag == rootTag) || s != 0 && !slices.ContainsFunc([]int{0, 1, 2}, func(try int) bool { return t.bucketOf(tag, try) == uint64(s/bucketSlots) }) {
 			f.Fatalf("slot %d: tag %#x in the wrong bucket", s, tag)
 		}
 		if s != 0 {

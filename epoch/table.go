@@ -170,6 +170,10 @@ func newTable(mem []byte, h *header, bucketBits int) *Table {
 // Word returns the table's word. It is one atomic load.
 func (t *Table) Word() Word { return Word(t.hdr.word.Load()) }
 
+// WordPlace returns where the table's word is, for a reader who keeps it at
+// hand. It must not be stored to.
+func (t *Table) WordPlace() *atomic.Uint64 { return &t.hdr.word }
+
 // AddBusy tells readers to wait: an operation is about to be let go before it
 // is recorded. Each call must be paired with [Table.DropBusy]. The word counts
 // to 127; one more at the same time and the table is lost.
@@ -242,24 +246,40 @@ func (t *Table) Stats() Stats {
 	return Stats{Slots: len(t.buckets) * bucketSlots, Used: int(t.used.Load()), Coarse: t.coarse}
 }
 
-// find returns the bucket and slot of tag. It takes no lock: tags are only
-// ever set and cleared, never moved.
-func (t *Table) find(tag uint64) (*bucket, int, bool) {
-	b := &t.buckets[t.bucketOf(tag)]
-	for i := range bucketSlots {
-		if b.tag[i].Load() == tag {
-			return b, i, true
-		}
+// tries is the number of buckets that a block may be in.
+const tries = 3
+
+// bucketOf returns the bucket of a block that isn't the root's that is looked
+// in after so many others. The first is home: half of a block's children share
+// one and the other half has its neighbour, so that an operation on many of
+// them finds them together. The others are its own.
+func (t *Table) bucketOf(tag uint64, try int) uint64 {
+	if try == 0 {
+		return 1 + (t.hash(parentTag(tag)) ^ tag/bucketSlots&1)
 	}
-	return nil, 0, false
+	return 1 + (t.hash(tag) ^ uint64(try-1))
 }
 
-func (t *Table) bucketOf(tag uint64) uint64 {
-	if tag == rootTag {
-		return 0
+// find returns the bucket, slot and bucket's number of a tag that isn't the
+// root's, or nil. far says whether it may be elsewhere than at home. It takes
+// no lock: tags are only ever set and cleared, never moved.
+func (t *Table) find(tag uint64, far bool) (*bucket, int, uint64) {
+	for try := range tries {
+		n := t.bucketOf(tag, try)
+		b := &t.buckets[n]
+		for i := range bucketSlots {
+			if b.tag[i].Load() == tag {
+				return b, i, n
+			}
+		}
+		if !far {
+			break
+		}
 	}
-	return 1 + tag*hashMultiplier>>t.shift
+	return nil, 0, 0
 }
+
+func (t *Table) hash(tag uint64) uint64 { return tag * hashMultiplier >> t.shift }
 
 // Touch records that the pages behind r changed or are about to: the writer's
 // half of the protocol. It must be called before the page tables change and
@@ -280,6 +300,7 @@ func (t *Table) Touch(r vm.Range) bool {
 	// Top down. edges are the present blocks of the level above that r covers
 	// in part and that have watched blocks below: at most one at either end.
 	var edges, next [2]uint64
+	var far, nextFar [2]bool // whether some children aren't at home
 	n := 0
 	if root := &t.buckets[0]; lo == 0 && hi == rootPages {
 		if root.want[0].Load()|root.wantBelow[0].Load() != 0 {
@@ -291,40 +312,40 @@ func (t *Table) Touch(r vm.Range) bool {
 			root.below[0].Add(1)
 			found = true
 		}
-		if root.wantBelow[0].Load() != 0 {
+		if below := root.wantBelow[0].Load(); below != 0 {
+			far[0] = below>>farShift != 0
 			n = 1
 		}
 	}
 	for level := rootLevel - 1; level >= 0 && n > 0; level-- {
 		shift := uint(level * FanoutShift)
 		m := 0
-		for _, edge := range edges[:n] {
+		for e, edge := range edges[:n] {
 			// At most one child is cut by either end of r: m stays within next.
 			first := max(edge<<FanoutShift, lo>>shift)
 			last := min(edge<<FanoutShift|(1<<FanoutShift-1), (hi-1)>>shift)
 			for c := first; c <= last; c++ {
-				b, i, ok := t.find(makeTag(level, c))
-				if !ok {
+				b, i, _ := t.find(makeTag(level, c), far[e])
+				if b == nil {
 					continue
 				}
 				if c<<shift >= lo && (c+1)<<shift <= hi {
-					if b.want[i].Load()|b.wantBelow[i].Load() != 0 {
-						b.self[i].Add(1)
-						found = true
-					}
+					// It is there because of interest in it or below.
+					b.self[i].Add(1)
+					found = true
 					continue
 				}
 				if b.want[i].Load() != 0 {
 					b.below[i].Add(1)
 					found = true
 				}
-				if b.wantBelow[i].Load() != 0 {
-					next[m] = c
+				if below := b.wantBelow[i].Load(); below != 0 {
+					next[m], nextFar[m] = c, below>>farShift != 0
 					m++
 				}
 			}
 		}
-		edges, n = next, m
+		edges, far, n = next, nextFar, m
 	}
 	if found {
 		t.hdr.word.Add(wordGenerationOne)

@@ -278,13 +278,13 @@ func (t *Table) want(tag uint64) uint32 {
 	}
 	// And down again, as far as there is room.
 	for at > level {
-		child, ok := t.claim(makeTag(at-1, block>>((at-1-level)*FanoutShift)), slot)
+		child, away, ok := t.claim(makeTag(at-1, block>>((at-1-level)*FanoutShift)), slot)
 		if !ok {
 			t.coarse++
 			break
 		}
 		b, i := t.slot(slot)
-		b.wantBelow[i].Add(1)
+		b.wantBelow[i].Add(childUnits(away))
 		slot = child
 		at--
 	}
@@ -293,48 +293,54 @@ func (t *Table) want(tag uint64) uint32 {
 	return slot
 }
 
+// childUnits is what a child adds to its parent's wantBelow.
+func childUnits(away bool) uint32 {
+	if away {
+		return 1<<farShift + 1
+	}
+	return 1
+}
+
 // unwant takes back what want added. mu must be held.
 func (t *Table) unwant(slot uint32) {
 	b, i := t.slot(slot)
 	b.want[i].Add(^uint32(0))
 	for slot != 0 && b.want[i].Load()|b.wantBelow[i].Load() == 0 {
+		units := childUnits(uint64(slot/bucketSlots) != t.bucketOf(b.tag[i].Load(), 0))
 		b.tag[i].Store(0)
 		t.used.Add(-1)
 		slot = t.parent[slot]
 		b, i = t.slot(slot)
-		b.wantBelow[i].Add(^uint32(0))
+		b.wantBelow[i].Add(-units)
 	}
 }
 
 // lookup returns the slot of a block that isn't the root.
 func (t *Table) lookup(tag uint64) (uint32, bool) {
-	n := t.bucketOf(tag)
-	b := &t.buckets[n]
-	for i := range bucketSlots {
-		if b.tag[i].Load() == tag {
-			return uint32(n)*bucketSlots + uint32(i), true
-		}
-	}
-	return 0, false
+	b, i, n := t.find(tag, true)
+	return uint32(n)*bucketSlots + uint32(i), b != nil
 }
 
-// claim takes a free slot for a tag that isn't there. mu must be held.
-func (t *Table) claim(tag uint64, parent uint32) (uint32, bool) {
-	n := t.bucketOf(tag)
-	b := &t.buckets[n]
+// claim takes a free slot for a tag that isn't there, at home if there is room.
+// mu must be held.
+func (t *Table) claim(tag uint64, parent uint32) (slot uint32, away, ok bool) {
 	spare := max(spareSlots-tagLevel(tag), 0)
-	for i := range bucketSlots - spare {
-		if b.tag[i].Load() != 0 {
-			continue
+	for try := range tries {
+		n := t.bucketOf(tag, try)
+		b := &t.buckets[n]
+		for i := range bucketSlots - spare {
+			if b.tag[i].Load() != 0 {
+				continue
+			}
+			s := uint32(n)*bucketSlots + uint32(i)
+			t.parent[s] = parent
+			t.used.Add(1)
+			// The counters stay as the last owner left them: they only ever grow.
+			b.tag[i].Store(tag)
+			return s, n != t.bucketOf(tag, 0), true
 		}
-		s := uint32(n)*bucketSlots + uint32(i)
-		t.parent[s] = parent
-		t.used.Add(1)
-		// The counters stay as the last owner left them: they only ever grow.
-		b.tag[i].Store(tag)
-		return s, true
 	}
-	return 0, false
+	return 0, false, false
 }
 
 func (t *Table) slot(s uint32) (*bucket, uint32) {

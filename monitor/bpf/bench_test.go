@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -38,13 +39,6 @@ func alternate(b *testing.B, block int, states []state) (ns, extra, share []floa
 	b.Helper()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	now := func() int64 {
-		var ts unix.Timespec
-		if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
-			b.Fatal(err)
-		}
-		return ts.Nano()
-	}
 	try := func(f func() error) {
 		if f == nil {
 			return
@@ -60,11 +54,11 @@ func alternate(b *testing.B, block int, states []state) (ns, extra, share []floa
 			for range max(block/10, 1) {
 				s.op()
 			}
-			start := now()
+			start := threadTime(b)
 			for range block {
 				s.op()
 			}
-			t := float64(now()-start) / float64(block)
+			t := float64(threadTime(b)-start) / float64(block)
 			try(s.leave)
 			times[i] = append(times[i], t)
 			bare := times[0][len(times[0])-1]
@@ -77,6 +71,15 @@ func alternate(b *testing.B, block int, states []state) (ns, extra, share []floa
 		share = append(share, median(shares[i]))
 	}
 	return ns, extra, share
+}
+
+// threadTime returns the thread's processor time in ns.
+func threadTime(b *testing.B) int64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
+		b.Fatal(err)
+	}
+	return ts.Nano()
 }
 
 func median(x []float64) float64 {
@@ -176,6 +179,47 @@ func BenchmarkTax(b *testing.B) {
 	}
 }
 
+// BenchmarkTouch measures the touch alone, run by the kernel many times in one
+// go: of an aligned range, one cut on every level at both ends, and one page,
+// with so many registrations of a page in the range.
+func BenchmarkTouch(b *testing.B) {
+	const start, size = 0x7e0000000000, benchRange
+	for _, n := range []int{0, 1, 1000, 100_000} {
+		table := newTouchTable(b, epoch.BucketBitsFor(100_000))
+		for k := range n {
+			at := uintptr(start) + size/uintptr(2*n)&^4095 + uintptr(k)*4096
+			if err := table.Watch(new(epoch.Watch), vm.Range{Start: at, End: at + 4096}); err != nil {
+				b.Fatal(err)
+			}
+		}
+		for _, tt := range []struct {
+			name string
+			r    vm.Range
+		}{
+			{"aligned", vm.Range{Start: start, End: start + size}},
+			{"unaligned", vm.Range{Start: start + 4096, End: start + size - 2*4096}},
+			{"page", vm.Range{Start: start + size/2, End: start + size/2 + 4096}},
+			{"aside", vm.Range{Start: start + 2*size, End: start + 2*size + 4096}},
+		} {
+			b.Run(fmt.Sprintf("interest=%d/%s", n, tt.name), func(b *testing.B) {
+				if err := table.coll.Variables["measured"].Set([2]uint64{uint64(tt.r.Start), uint64(tt.r.End)}); err != nil {
+					b.Fatal(err)
+				}
+				best := time.Duration(1<<63 - 1)
+				for b.Loop() {
+					_, d, err := table.coll.Programs["measure_touch"].Benchmark(make([]byte, 64), 500, nil)
+					if err != nil {
+						b.Fatal(err)
+					}
+					best = min(best, d)
+				}
+				b.ReportMetric(float64(best), "touch-ns")
+				b.ReportMetric(0, "ns/op")
+			})
+		}
+	}
+}
+
 // BenchmarkRegistrations measures what an operation over so many registrations
 // takes longer than without a monitor, and how that grows with their number.
 func BenchmarkRegistrations(b *testing.B) {
@@ -205,23 +249,66 @@ func BenchmarkRegistrations(b *testing.B) {
 				continue
 			}
 			b.Run(fmt.Sprintf("%v/%s", mode, op.name), func(b *testing.B) {
-				var states []state
-				for k := range counts {
-					do := benchOps(b, ranges[k])[i].do
-					states = append(states, state{"bare", nil, nil, do}, state{"seen", m.attach, m.detach, do})
+				// Attaching takes long; between two times all are measured often.
+				const turns = 20
+				bare, seen := make([][]float64, len(counts)), make([][]float64, len(counts))
+				for b.Loop() {
+					for k, t := range measure(b, turns, each(b, ranges, i)) {
+						bare[k] = append(bare[k], t...)
+					}
+					if err := m.attach(); err != nil {
+						b.Fatal(err)
+					}
+					for k, t := range measure(b, turns, each(b, ranges, i)) {
+						seen[k] = append(seen[k], t...)
+					}
+					if err := m.detach(); err != nil {
+						b.Fatal(err)
+					}
 				}
-				ns, _, _ := alternate(b, benchBlock, states)
 				b.ReportMetric(0, "ns/op")
+				ns := make([]float64, len(counts))
 				for k, n := range counts {
-					b.ReportMetric(ns[2*k+1]-ns[2*k], fmt.Sprintf("extra-ns/%d", n))
+					ns[k] = median(seen[k]) - median(bare[k])
+					b.ReportMetric(ns[k], fmt.Sprintf("extra-ns/%d", n))
 				}
-				b.ReportMetric((ns[5]-ns[4])/(ns[1]-ns[0]), "ratio")
+				b.ReportMetric(ns[2]/ns[0], "ratio")
 			})
 		}
 		if err := m.Close(); err != nil {
 			b.Fatal(err)
 		}
 	}
+}
+
+// each returns operation i on each of the ranges.
+func each(b *testing.B, ranges []vm.Range, i int) []func() {
+	var ops []func()
+	for _, r := range ranges {
+		ops = append(ops, benchOps(b, r)[i].do)
+	}
+	return ops
+}
+
+// measure runs short blocks of each operation in turn, and returns their times in ns.
+func measure(b *testing.B, turns int, ops []func()) [][]float64 {
+	b.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	times := make([][]float64, len(ops))
+	for range turns {
+		for k, op := range ops {
+			for range 10 {
+				op()
+			}
+			start := threadTime(b)
+			for range 100 {
+				op()
+			}
+			times[k] = append(times[k], float64(threadTime(b)-start)/100)
+		}
+	}
+	return times
 }
 
 // floor is a set of empty programs where a monitor's are.

@@ -16,37 +16,40 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	programMapNews        = "news"
-	programMapTable       = "table"
-	programProgIdentify   = "identify"
-	programProgOnEnter0   = "on_enter0"
-	programProgOnEnter1   = "on_enter1"
-	programProgOnEnter2   = "on_enter2"
-	programProgOnEnter3   = "on_enter3"
-	programProgOnEnter4   = "on_enter4"
-	programProgOnEnter5   = "on_enter5"
-	programProgOnExit0    = "on_exit0"
-	programProgOnExit1    = "on_exit1"
-	programProgOnExit2    = "on_exit2"
-	programProgOnExit3    = "on_exit3"
-	programProgOnExit4    = "on_exit4"
-	programProgOnExit5    = "on_exit5"
-	programProgOnLock     = "on_lock"
-	programProgOnRssStat  = "on_rss_stat"
-	programProgOnUnlock   = "on_unlock"
-	programProgTouchRange = "touch_range"
-	programVarBucketShift = "bucket_shift"
-	programVarCanProbe    = "can_probe"
-	programVarCurrentMm   = "current_mm"
-	programVarHooks       = "hooks"
-	programVarLockHasPath = "lock_has_path"
-	programVarNewsLost    = "news_lost"
-	programVarNewsWoke    = "news_woke"
-	programVarOldBrk      = "old_brk"
-	programVarPageSize    = "page_size"
-	programVarProbeStart  = "probe_start"
-	programVarProbed      = "probed"
-	programVarTargetMm    = "target_mm"
+	programMapNews          = "news"
+	programMapTable         = "table"
+	programProgIdentify     = "identify"
+	programProgMeasureTouch = "measure_touch"
+	programProgOnEnter0     = "on_enter0"
+	programProgOnEnter1     = "on_enter1"
+	programProgOnEnter2     = "on_enter2"
+	programProgOnEnter3     = "on_enter3"
+	programProgOnEnter4     = "on_enter4"
+	programProgOnEnter5     = "on_enter5"
+	programProgOnExit0      = "on_exit0"
+	programProgOnExit1      = "on_exit1"
+	programProgOnExit2      = "on_exit2"
+	programProgOnExit3      = "on_exit3"
+	programProgOnExit4      = "on_exit4"
+	programProgOnExit5      = "on_exit5"
+	programProgOnLock       = "on_lock"
+	programProgOnRssStat    = "on_rss_stat"
+	programProgOnUnlock     = "on_unlock"
+	programProgTouchRange   = "touch_range"
+	programVarAlone         = "alone"
+	programVarBucketShift   = "bucket_shift"
+	programVarCanProbe      = "can_probe"
+	programVarCurrentMm     = "current_mm"
+	programVarHooks         = "hooks"
+	programVarLockHasPath   = "lock_has_path"
+	programVarMeasured      = "measured"
+	programVarNewsLost      = "news_lost"
+	programVarNewsWoke      = "news_woke"
+	programVarOldBrk        = "old_brk"
+	programVarPageSize      = "page_size"
+	programVarProbeStart    = "probe_start"
+	programVarProbed        = "probed"
+	programVarTargetMm      = "target_mm"
 )
 
 // loadProgram returns the embedded CollectionSpec for program.
@@ -91,23 +94,24 @@ type programSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type programProgramSpecs struct {
-	Identify   *ebpf.ProgramSpec `ebpf:"identify"`
-	OnEnter0   *ebpf.ProgramSpec `ebpf:"on_enter0"`
-	OnEnter1   *ebpf.ProgramSpec `ebpf:"on_enter1"`
-	OnEnter2   *ebpf.ProgramSpec `ebpf:"on_enter2"`
-	OnEnter3   *ebpf.ProgramSpec `ebpf:"on_enter3"`
-	OnEnter4   *ebpf.ProgramSpec `ebpf:"on_enter4"`
-	OnEnter5   *ebpf.ProgramSpec `ebpf:"on_enter5"`
-	OnExit0    *ebpf.ProgramSpec `ebpf:"on_exit0"`
-	OnExit1    *ebpf.ProgramSpec `ebpf:"on_exit1"`
-	OnExit2    *ebpf.ProgramSpec `ebpf:"on_exit2"`
-	OnExit3    *ebpf.ProgramSpec `ebpf:"on_exit3"`
-	OnExit4    *ebpf.ProgramSpec `ebpf:"on_exit4"`
-	OnExit5    *ebpf.ProgramSpec `ebpf:"on_exit5"`
-	OnLock     *ebpf.ProgramSpec `ebpf:"on_lock"`
-	OnRssStat  *ebpf.ProgramSpec `ebpf:"on_rss_stat"`
-	OnUnlock   *ebpf.ProgramSpec `ebpf:"on_unlock"`
-	TouchRange *ebpf.ProgramSpec `ebpf:"touch_range"`
+	Identify     *ebpf.ProgramSpec `ebpf:"identify"`
+	MeasureTouch *ebpf.ProgramSpec `ebpf:"measure_touch"`
+	OnEnter0     *ebpf.ProgramSpec `ebpf:"on_enter0"`
+	OnEnter1     *ebpf.ProgramSpec `ebpf:"on_enter1"`
+	OnEnter2     *ebpf.ProgramSpec `ebpf:"on_enter2"`
+	OnEnter3     *ebpf.ProgramSpec `ebpf:"on_enter3"`
+	OnEnter4     *ebpf.ProgramSpec `ebpf:"on_enter4"`
+	OnEnter5     *ebpf.ProgramSpec `ebpf:"on_enter5"`
+	OnExit0      *ebpf.ProgramSpec `ebpf:"on_exit0"`
+	OnExit1      *ebpf.ProgramSpec `ebpf:"on_exit1"`
+	OnExit2      *ebpf.ProgramSpec `ebpf:"on_exit2"`
+	OnExit3      *ebpf.ProgramSpec `ebpf:"on_exit3"`
+	OnExit4      *ebpf.ProgramSpec `ebpf:"on_exit4"`
+	OnExit5      *ebpf.ProgramSpec `ebpf:"on_exit5"`
+	OnLock       *ebpf.ProgramSpec `ebpf:"on_lock"`
+	OnRssStat    *ebpf.ProgramSpec `ebpf:"on_rss_stat"`
+	OnUnlock     *ebpf.ProgramSpec `ebpf:"on_unlock"`
+	TouchRange   *ebpf.ProgramSpec `ebpf:"touch_range"`
 }
 
 // programMapSpecs contains maps before they are loaded into the kernel.
@@ -122,11 +126,13 @@ type programMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type programVariableSpecs struct {
+	Alone       *ebpf.VariableSpec `ebpf:"alone"`
 	BucketShift *ebpf.VariableSpec `ebpf:"bucket_shift"`
 	CanProbe    *ebpf.VariableSpec `ebpf:"can_probe"`
 	CurrentMm   *ebpf.VariableSpec `ebpf:"current_mm"`
 	Hooks       *ebpf.VariableSpec `ebpf:"hooks"`
 	LockHasPath *ebpf.VariableSpec `ebpf:"lock_has_path"`
+	Measured    *ebpf.VariableSpec `ebpf:"measured"`
 	NewsLost    *ebpf.VariableSpec `ebpf:"news_lost"`
 	NewsWoke    *ebpf.VariableSpec `ebpf:"news_woke"`
 	OldBrk      *ebpf.VariableSpec `ebpf:"old_brk"`
@@ -171,11 +177,13 @@ func (m *programMaps) Close() error {
 //
 // It can be passed to loadProgramObjects or ebpf.CollectionSpec.LoadAndAssign.
 type programVariables struct {
+	Alone       *ebpf.Variable `ebpf:"alone"`
 	BucketShift *ebpf.Variable `ebpf:"bucket_shift"`
 	CanProbe    *ebpf.Variable `ebpf:"can_probe"`
 	CurrentMm   *ebpf.Variable `ebpf:"current_mm"`
 	Hooks       *ebpf.Variable `ebpf:"hooks"`
 	LockHasPath *ebpf.Variable `ebpf:"lock_has_path"`
+	Measured    *ebpf.Variable `ebpf:"measured"`
 	NewsLost    *ebpf.Variable `ebpf:"news_lost"`
 	NewsWoke    *ebpf.Variable `ebpf:"news_woke"`
 	OldBrk      *ebpf.Variable `ebpf:"old_brk"`
@@ -189,28 +197,30 @@ type programVariables struct {
 //
 // It can be passed to loadProgramObjects or ebpf.CollectionSpec.LoadAndAssign.
 type programPrograms struct {
-	Identify   *ebpf.Program `ebpf:"identify"`
-	OnEnter0   *ebpf.Program `ebpf:"on_enter0"`
-	OnEnter1   *ebpf.Program `ebpf:"on_enter1"`
-	OnEnter2   *ebpf.Program `ebpf:"on_enter2"`
-	OnEnter3   *ebpf.Program `ebpf:"on_enter3"`
-	OnEnter4   *ebpf.Program `ebpf:"on_enter4"`
-	OnEnter5   *ebpf.Program `ebpf:"on_enter5"`
-	OnExit0    *ebpf.Program `ebpf:"on_exit0"`
-	OnExit1    *ebpf.Program `ebpf:"on_exit1"`
-	OnExit2    *ebpf.Program `ebpf:"on_exit2"`
-	OnExit3    *ebpf.Program `ebpf:"on_exit3"`
-	OnExit4    *ebpf.Program `ebpf:"on_exit4"`
-	OnExit5    *ebpf.Program `ebpf:"on_exit5"`
-	OnLock     *ebpf.Program `ebpf:"on_lock"`
-	OnRssStat  *ebpf.Program `ebpf:"on_rss_stat"`
-	OnUnlock   *ebpf.Program `ebpf:"on_unlock"`
-	TouchRange *ebpf.Program `ebpf:"touch_range"`
+	Identify     *ebpf.Program `ebpf:"identify"`
+	MeasureTouch *ebpf.Program `ebpf:"measure_touch"`
+	OnEnter0     *ebpf.Program `ebpf:"on_enter0"`
+	OnEnter1     *ebpf.Program `ebpf:"on_enter1"`
+	OnEnter2     *ebpf.Program `ebpf:"on_enter2"`
+	OnEnter3     *ebpf.Program `ebpf:"on_enter3"`
+	OnEnter4     *ebpf.Program `ebpf:"on_enter4"`
+	OnEnter5     *ebpf.Program `ebpf:"on_enter5"`
+	OnExit0      *ebpf.Program `ebpf:"on_exit0"`
+	OnExit1      *ebpf.Program `ebpf:"on_exit1"`
+	OnExit2      *ebpf.Program `ebpf:"on_exit2"`
+	OnExit3      *ebpf.Program `ebpf:"on_exit3"`
+	OnExit4      *ebpf.Program `ebpf:"on_exit4"`
+	OnExit5      *ebpf.Program `ebpf:"on_exit5"`
+	OnLock       *ebpf.Program `ebpf:"on_lock"`
+	OnRssStat    *ebpf.Program `ebpf:"on_rss_stat"`
+	OnUnlock     *ebpf.Program `ebpf:"on_unlock"`
+	TouchRange   *ebpf.Program `ebpf:"touch_range"`
 }
 
 func (p *programPrograms) Close() error {
 	return _ProgramClose(
 		p.Identify,
+		p.MeasureTouch,
 		p.OnEnter0,
 		p.OnEnter1,
 		p.OnEnter2,

@@ -49,10 +49,32 @@ struct {
 /* 64 - bucket bits. */
 volatile const u32 bucket_shift = 61;
 
-/* The result of touch_level. */
-#define TOUCH_FOUND 1
-#define TOUCH_LEFT 2  /* the block that the range's start cuts has interest below */
-#define TOUCH_RIGHT 4 /* likewise its end's */
+/*
+ * Taken, without waiting, by the program that may add to counters with plain
+ * loads and stores: a locked addition costs as much as all the rest of a
+ * block's touch.
+ */
+u64 alone;
+
+/*
+ * What a program that is alone adds. Those that aren't add one, atomically, and
+ * may do so between its load and its store: what they added is lost then, but
+ * the counter has grown by more. So whoever writes makes it grow, and a reader
+ * never sees a value again.
+ */
+#define ALONE_ADDS (1ULL << 28)
+
+/*
+ * What is known of the blocks that the range cuts at its start and its end, one
+ * level up. When both are one block it goes by LEFT.
+ */
+#define FOUND 1
+#define LEFT 2      /* the block at the start has interest below */
+#define LEFT_FAR 4  /* some children of it aren't where children should be */
+#define RIGHT 8
+#define RIGHT_FAR 16
+/* How to touch. */
+#define ALONE 32
 
 /*
  * Adds n to a counter, ordered after everything before it: the value that it
@@ -63,6 +85,24 @@ static __inline_always void count(u64 *counter, u64 n)
 	u64 old = __sync_fetch_and_add(counter, n);
 
 	asm volatile("" ::"r"(old));
+}
+
+static __inline_always void bump(u64 *counter, u32 how)
+{
+	if (how & ALONE)
+		*(volatile u64 *)counter = READ_ONCE(*counter) + ALONE_ADDS;
+	else
+		count(counter, 1);
+}
+
+/* Lets others be alone, after all stores to counters. */
+static __inline_always void leave(void)
+{
+#if defined(__TARGET_ARCH_arm64)
+	count(&alone, -1ULL);
+#else
+	*(volatile u64 *)&alone = 0; /* stores stay in order */
+#endif
 }
 
 /*
@@ -85,80 +125,125 @@ static __inline_always struct bucket *bucket_at(u32 n)
 	return bpf_map_lookup_elem(&table, &n);
 }
 
-/* The slot of a tag, as bucket * SLOTS + slot; -1 if the tag isn't there. */
-__noinline s64 find_slot(u64 tag)
+static __inline_always u64 make_tag(u32 level, u64 block)
 {
-	u32 n = 1 + (tag * PINDOWN_EPOCH_HASH_MULTIPLIER >> (bucket_shift & 63));
-	struct bucket *b = bucket_at(n);
-
-	if (!b)
-		return -1;
-#pragma unroll
-	for (int i = 0; i < SLOTS; i++)
-		if (READ_ONCE(b->tag[i]) == tag)
-			return (s64)n * SLOTS + i;
-	return -1;
+	return (u64)(level + 1) << PINDOWN_EPOCH_TAG_LEVEL_SHIFT | block;
 }
 
-/* Touches the blocks first..last of a level, at most FANOUT, by the pages [lo,hi). */
-__noinline u32 touch_blocks(u32 level, u64 first, u64 last, u64 lo, u64 hi)
+static __inline_always u32 hash(u64 tag)
 {
-	u32 shift = level * PINDOWN_EPOCH_FANOUT_SHIFT & 63;
-	u64 tag = (u64)(level + 1) << PINDOWN_EPOCH_TAG_LEVEL_SHIFT;
-	u32 result = 0;
+	return tag * PINDOWN_EPOCH_HASH_MULTIPLIER >> (bucket_shift & 63);
+}
 
-	for (u32 i = 0; i < FANOUT; i++) {
-		u64 block = first + i;
+/* The bucket where the children of a block should be, of one half (0 or 1). */
+static __inline_always u32 home(u64 parent, u32 half)
+{
+	return 1 + (hash(parent) ^ half);
+}
 
-		if (block > last)
-			break;
-		s64 slot = find_slot(tag | block);
-		if (slot < 0)
-			continue;
-		struct bucket *b = bucket_at(slot / SLOTS);
-		if (!b)
-			continue;
-		u32 s = slot & (SLOTS - 1);
-		u32 want = READ_ONCE(b->want[s]);
-		u32 want_below = READ_ONCE(b->want_below[s]);
-		u64 from = block << shift, to = (block + 1) << shift;
+/* The buckets where a block is that found no room at home. */
+#define AWAY 2
 
-		if (from >= lo && to <= hi) {
-			if (want | want_below) {
-				count(&b->self[s], 1);
-				result |= TOUCH_FOUND;
-			}
+static __inline_always u32 away(u64 tag, u32 try)
+{
+	return 1 + (hash(tag) ^ try);
+}
+
+/*
+ * Touches those children of a block that are in bucket n and in the set
+ * covered. first is the tag of the first child. Returns which they were.
+ */
+__noinline u32 touch_run(u32 n, u64 first, u32 covered, u32 how)
+{
+	struct bucket *b = bucket_at(n);
+	u32 found = 0;
+
+	if (!b)
+		return 0;
+	for (u32 i = 0; i < SLOTS; i++) {
+		u64 child = READ_ONCE(b->tag[i]) - first;
+
+		/* A block that is there is there because of interest in it or below. */
+		if (child >= FANOUT || !(covered >> child & 1))
 			continue;
-		}
-		if (want) {
-			count(&b->below[s], 1);
-			result |= TOUCH_FOUND;
-		}
-		if (want_below)
-			result |= block == lo >> shift ? TOUCH_LEFT : TOUCH_RIGHT;
+		bump(&b->self[i], how);
+		found |= 1 << child;
 	}
+	return found;
+}
+
+/*
+ * Touches a part of a block, if it is in bucket n. Returns FOUND, LEFT and
+ * LEFT_FAR; ALONE if the block isn't there.
+ */
+__noinline u32 touch_part(u32 n, u64 tag, u32 how)
+{
+	struct bucket *b = bucket_at(n);
+	u32 i, want_below, result = 0;
+
+	if (!b)
+		return ALONE;
+	for (i = 0; i < SLOTS; i++)
+		if (READ_ONCE(b->tag[i]) == tag)
+			break;
+	if (i >= SLOTS)
+		return ALONE;
+	if (READ_ONCE(b->want[i])) {
+		bump(&b->below[i], how);
+		result = FOUND;
+	}
+	want_below = READ_ONCE(b->want_below[i]);
+	if (want_below)
+		result |= LEFT;
+	if (want_below >> PINDOWN_EPOCH_FAR_SHIFT)
+		result |= LEFT_FAR;
 	return result;
 }
 
 /*
- * Touches one level. edges says which of the blocks one level up, that with the
- * range's start and that with its end, have interest below; when both are one
- * block it goes by TOUCH_LEFT.
+ * Touches the children of a block that overlap the pages [lo,hi). level is the
+ * children's; how has ALONE, and LEFT_FAR if some children are elsewhere.
  */
-__noinline u32 touch_level(u32 level, u32 edges, u64 lo, u64 hi)
+__noinline u32 touch_children(u32 level, u64 block, u32 how, u64 lo, u64 hi)
 {
 	u32 shift = level * PINDOWN_EPOCH_FANOUT_SHIFT & 63;
-	u64 left = lo >> shift, right = (hi - 1) >> shift;
-	u32 result = 0;
+	u64 left = lo >> shift, right = (hi - 1) >> shift, base = block << PINDOWN_EPOCH_FANOUT_SHIFT;
+	u64 parent = make_tag(level + 1, block), first = make_tag(level, base);
+	u64 from = left > base ? left : base, to = right < base + FANOUT - 1 ? right : base + FANOUT - 1;
+	u32 covered, found = 0, result = 0, far = how & LEFT_FAR;
 
-	if (edges & TOUCH_LEFT) {
-		u64 end = left | (FANOUT - 1);
+	if (from > to)
+		return 0;
+	covered = (2U << ((to - base) & (FANOUT - 1))) - (1U << ((from - base) & (FANOUT - 1)));
+	if (from == left && (left << shift < lo || (left + 1) << shift > hi)) {
+		u32 child = (left - base) & (FANOUT - 1), part;
 
-		result |= touch_blocks(level, left, end < right ? end : right, lo, hi);
+		covered &= ~(1U << child);
+		part = touch_part(home(parent, child / SLOTS), first + child, how);
+		for (u32 try = 0; try < AWAY && part == ALONE && far; try++)
+			part = touch_part(away(first + child, try), first + child, how);
+		if (part != ALONE)
+			result = part;
 	}
-	if (edges & TOUCH_RIGHT)
-		result |= touch_blocks(level, right & ~(u64)(FANOUT - 1), right, lo, hi);
-	return result;
+	if (to == right && right != left && (right + 1) << shift > hi) {
+		u32 child = (right - base) & (FANOUT - 1), part;
+
+		covered &= ~(1U << child);
+		part = touch_part(home(parent, child / SLOTS), first + child, how);
+		for (u32 try = 0; try < AWAY && part == ALONE && far; try++)
+			part = touch_part(away(first + child, try), first + child, how);
+		if (part != ALONE)
+			result |= (part & FOUND) | (part & (LEFT | LEFT_FAR)) << 2;
+	}
+	if (covered & ((1 << SLOTS) - 1))
+		found = touch_run(home(parent, 0), first, covered, how);
+	if ((covered & ~found) >> SLOTS)
+		found |= touch_run(home(parent, 1), first, covered & ~found, how);
+	if (far)
+		for (u32 i = 0; i < FANOUT; i++)
+			for (u32 try = 0; try < AWAY && (covered & ~found) >> i & 1; try++)
+				found |= touch_run(away(first + i, try), first, 1U << i, how);
+	return result | (found & covered ? FOUND : 0);
 }
 
 /*
@@ -168,7 +253,7 @@ __noinline u32 touch_level(u32 level, u32 edges, u64 lo, u64 hi)
 __noinline u32 touch(u64 start, u64 end)
 {
 	u64 lo = start >> PINDOWN_EPOCH_PAGE_SHIFT, hi;
-	u32 edges = 0, found = 0;
+	u32 edges = 0, found = 0, how = 0;
 	struct bucket *root;
 
 	if (start == end || lo >= MAX_PAGE)
@@ -186,21 +271,29 @@ __noinline u32 touch(u64 start, u64 end)
 	if (lo == 0 && hi == MAX_PAGE) {
 		if (want | want_below) {
 			count(&root->self[0], 1);
-			found = TOUCH_FOUND;
+			found = FOUND;
 		}
 	} else {
 		if (want) {
 			count(&root->below[0], 1);
-			found = TOUCH_FOUND;
+			found = FOUND;
 		}
 		if (want_below)
-			edges = TOUCH_LEFT;
+			edges = LEFT;
+		if (want_below >> PINDOWN_EPOCH_FAR_SHIFT)
+			edges |= LEFT_FAR;
 	}
+	if (edges && !__sync_val_compare_and_swap(&alone, 0, 1))
+		how = ALONE;
 	for (s32 level = ROOT_LEVEL - 1; level >= 0 && edges; level--) {
-		u32 result = touch_level(level, edges, lo, hi);
+		u32 shift = (level + 1) * PINDOWN_EPOCH_FANOUT_SHIFT & 63, result = 0;
 
-		found |= result & TOUCH_FOUND;
-		edges = result & (TOUCH_LEFT | TOUCH_RIGHT);
+		if (edges & LEFT)
+			result = touch_children(level, lo >> shift, how | (edges & LEFT_FAR), lo, hi);
+		if (edges & RIGHT)
+			result |= touch_children(level, (hi - 1) >> shift, how | (edges & RIGHT_FAR) >> 2, lo, hi);
+		found |= result & FOUND;
+		edges = result & ~FOUND;
 	}
 	if (found) {
 		u32 zero = 0;
@@ -209,6 +302,8 @@ __noinline u32 touch(u64 start, u64 end)
 		if (header)
 			count((u64 *)(header + PINDOWN_EPOCH_OFF_WORD), PINDOWN_EPOCH_GENERATION_ONE);
 	}
+	if (how)
+		leave();
 	return found;
 }
 
