@@ -2,6 +2,7 @@ package bpf
 
 import (
 	"fmt"
+	"os"
 	"runtime"
 	"slices"
 	"testing"
@@ -35,7 +36,7 @@ type state struct {
 // time of the operation in ns, and the medians over the rounds of what it takes
 // longer than in the first state, in ns and as a share. Medians of differences
 // within a round, since the machine's speed changes from second to second.
-func alternate(b *testing.B, block int, states []state) (ns, extra, share []float64) {
+func alternate(b testing.TB, more func() bool, block int, states []state) (ns, extra, share []float64) {
 	b.Helper()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -48,7 +49,7 @@ func alternate(b *testing.B, block int, states []state) (ns, extra, share []floa
 		}
 	}
 	times, extras, shares := make([][]float64, len(states)), make([][]float64, len(states)), make([][]float64, len(states))
-	for b.Loop() {
+	for more() {
 		for i, s := range states {
 			try(s.enter)
 			for range max(block/10, 1) {
@@ -74,7 +75,7 @@ func alternate(b *testing.B, block int, states []state) (ns, extra, share []floa
 }
 
 // threadTime returns the thread's processor time in ns.
-func threadTime(b *testing.B) int64 {
+func threadTime(b testing.TB) int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
 		b.Fatal(err)
@@ -88,7 +89,7 @@ func median(x []float64) float64 {
 }
 
 // mapBench maps the range that is measured, aligned as a large arena is.
-func mapBench(b *testing.B) vm.Range {
+func mapBench(b testing.TB) vm.Range {
 	b.Helper()
 	r := mapPages(b, benchRange+benchAlign).RoundOut(benchAlign)
 	r.End = r.Start + benchRange
@@ -100,7 +101,7 @@ func mapBench(b *testing.B) vm.Range {
 
 // benchOps are the operations that are measured. r is benchRange bytes without
 // pages.
-func benchOps(b *testing.B, r vm.Range) []struct {
+func benchOps(b testing.TB, r vm.Range) []struct {
 	name   string
 	ranged bool // on all of r
 	do     func()
@@ -160,7 +161,7 @@ func BenchmarkTax(b *testing.B) {
 		}
 		for _, op := range benchOps(b, r) {
 			b.Run(fmt.Sprintf("%v/%s", mode, op.name), func(b *testing.B) {
-				ns, extra, share := alternate(b, benchBlock, []state{
+				ns, extra, share := alternate(b, b.Loop, benchBlock, []state{
 					{"bare", nil, nil, op.do},
 					{"floor", empty.attach, empty.detach, op.do},
 					{"seen", m.attach, m.detach, op.do},
@@ -218,6 +219,33 @@ func BenchmarkTouch(b *testing.B) {
 			})
 		}
 	}
+}
+
+// TestCost reports what BenchmarkTax measures, where benchmarks don't run: in
+// the virtual machine. It asserts nothing.
+func TestCost(t *testing.T) {
+	if !inVM() && os.Getenv("PINDOWN_BPF_COST") == "" {
+		t.Skip("for test/vm; elsewhere set PINDOWN_BPF_COST=1, or run BenchmarkTax")
+	}
+	const rounds, block = 15, 100
+	eachMode(t, func(t *testing.T, mode Mode) {
+		m := mustOpen(t, Options{Mode: mode, Heartbeat: -1})
+		empty := newFloor(t, m)
+		r := mapBench(t)
+		if err := m.detach(); err != nil {
+			t.Fatal(err)
+		}
+		for _, op := range benchOps(t, r) {
+			left := rounds
+			ns, extra, share := alternate(t, func() bool { left--; return left >= 0 }, block, []state{
+				{"bare", nil, nil, op.do},
+				{"floor", empty.attach, empty.detach, op.do},
+				{"seen", m.attach, m.detach, op.do},
+			})
+			t.Logf("%v/%s: %.0f ns, with empty programs %+.0f ns (%+.1f %%), with the monitor %+.0f ns (%+.1f %%)",
+				mode, op.name, ns[0], extra[1], share[1]*100, extra[2], share[2]*100)
+		}
+	})
 }
 
 // BenchmarkRegistrations measures what an operation over so many registrations
@@ -317,7 +345,7 @@ type floor struct {
 	links    []link.Link
 }
 
-func newFloor(b *testing.B, m *Monitor) *floor {
+func newFloor(b testing.TB, m *Monitor) *floor {
 	b.Helper()
 	f := new(floor)
 	for name := range m.coll.Programs {
@@ -337,7 +365,7 @@ func newFloor(b *testing.B, m *Monitor) *floor {
 }
 
 // hookOf returns where the program of that name is attached.
-func (m *Monitor) hookOf(b *testing.B, name string) (ebpf.AttachType, string) {
+func (m *Monitor) hookOf(b testing.TB, name string) (ebpf.AttachType, string) {
 	b.Helper()
 	if m.mode == ModeSyscalls {
 		return ebpf.AttachTraceRawTp, map[string]string{
