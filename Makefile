@@ -5,7 +5,7 @@ FUZZTIME  ?= 5s
 BIN       := bin
 # The linter's cache is the checkout's own: it remembers paths, and exclusions by
 # path would miss what another checkout has left there.
-LINT      := GOLANGCI_LINT_CACHE=$(CURDIR)/$(BIN)/lint-cache $(GO) tool -modfile=internal/tools/go.mod golangci-lint
+LINT      := GOLANGCI_LINT_CACHE=$(CURDIR)/$(BIN)/lint-cache $(GO) tool -modfile=$(CURDIR)/internal/tools/go.mod golangci-lint
 
 # What the tests need beside Go. On a machine without apt-get or root, `make
 # deps` prints the list and the tests that lack something skip (with CI=true
@@ -85,6 +85,8 @@ bench-smoke: ## each benchmark once, so that none rots
 .PHONY: lint
 lint: ## linters and formatting
 	$(LINT) run ./...
+	@if $(HAVE_PEERS); then cd bench && $(LINT) run ./...; \
+	else echo "bench/ is left out: it needs $(APT_PEERS)"; test "$$CI" != true; fi
 
 .PHONY: fmt
 fmt: ## format the code

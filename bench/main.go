@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/spf13/pflag"
+	"github.com/spf13/pflag" //nolint:depguard // this module is a command
 	"golang.org/x/sys/unix"
 
 	"github.com/pindown/pindown/bench/baseline"
@@ -23,15 +23,15 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	switch err := run(ctx, os.Args[1:], os.Stdout); {
-	case err == nil, errors.Is(err, pflag.ErrHelp):
-	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
-		fmt.Fprintln(os.Stderr, "bench: interrupted")
-		os.Exit(1)
-	default:
-		fmt.Fprintln(os.Stderr, "bench:", err)
-		os.Exit(1)
+	err := run(ctx, os.Args[1:], os.Stdout)
+	if err == nil || errors.Is(err, pflag.ErrHelp) {
+		return
 	}
+	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+		err = errors.New("interrupted")
+	}
+	fmt.Fprintln(os.Stderr, "bench:", err)
+	os.Exit(1) //nolint:forbidigo // this is main
 }
 
 func run(ctx context.Context, args []string, w io.Writer) error {

@@ -142,7 +142,7 @@ func (r *runner) churnOf(c Case, s *resident, a *Area, impl string, churners []c
 			// difference.
 			clock := r.report.ClockNs
 			k := slices.Index(Patterns(Churn), rows[i].Pattern)
-			r.ratio(rows[i], rows[0], Ratio{Of: impl + " " + rows[i].Pattern, To: impl + " quiet", Quantity: "p99_ns"},
+			r.ratio(rows[i], Ratio{Of: impl + " " + rows[i].Pattern, To: impl + " quiet", Quantity: "p99_ns"},
 				less(p99[k], clock), less(p99[0], clock))
 		}
 	}

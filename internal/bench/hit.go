@@ -104,7 +104,7 @@ func (r *runner) hitsIn(f *field, a *Area, solo, shared []string, sub bool) erro
 			for _, y := range rows {
 				if x.Impl == y.Impl && x.Threads == 2 && y.Threads == 1 {
 					// Rates, so the other way round; each row has a sample a round.
-					r.ratio(x, y, Ratio{Of: x.Impl + " 2 threads", To: x.Impl + " 1 thread", Quantity: "ops_per_second"}, rates(x), rates(y))
+					r.ratio(x, Ratio{Of: x.Impl + " 2 threads", To: x.Impl + " 1 thread", Quantity: "ops_per_second"}, rates(x), rates(y))
 				}
 			}
 		}

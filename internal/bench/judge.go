@@ -26,7 +26,8 @@ func judge(r *Report) {
 	}
 	for _, x := range r.Results {
 		t := Ratio{Workload: x.Workload, Regions: x.Regions, Pattern: x.Pattern, Threads: x.Threads, Of: x.Impl, Quantity: "ns_per_op"}
-		value, limit := x.NsPerOp, 0.0
+		value := x.NsPerOp
+		var limit float64
 		switch {
 		case x.Impl != implPindown:
 			continue

@@ -136,7 +136,7 @@ func (r *Report) WriteText(w io.Writer) error {
 				if x.Met != nil {
 					met = map[bool]string{true: "met", false: "NOT MET"}[*x.Met]
 				}
-				fmt.Fprintf(tw, "%s %s %s\t%s\t%s\t%d\t%s\t%.3f\t%.2f–%.2f\t%s\t%s\n", x.Workload, x.Pattern, x.Quantity, x.Of, x.To, x.Regions,
+				fmt.Fprintf(tw, "%s %s %s\t%s\t%s\t%d\t%s\t%.3f\t%.3g–%.3g\t%s\t%s\n", x.Workload, x.Pattern, x.Quantity, x.Of, x.To, x.Regions,
 					threads, x.Median, slices.Min(x.Pairs), slices.Max(x.Pairs), x.Bound, met)
 			}
 		})

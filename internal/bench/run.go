@@ -18,7 +18,6 @@ type runner struct {
 	report     *Report
 	team       *team
 	processors int
-	monitor    string
 }
 
 // Run measures what o asks for, nil meaning all. It stops soon after ctx ends
@@ -227,14 +226,14 @@ func (r *runner) add(rows []Result) {
 	for _, x := range rows {
 		for _, y := range rows {
 			if slices.Contains(cacheImpls, x.Impl) && !slices.Contains(cacheImpls, y.Impl) && x.Threads == y.Threads && x.Pattern == y.Pattern {
-				r.ratio(x, y, Ratio{Of: x.Impl, To: y.Impl, Threads: x.Threads, Quantity: "ns_per_op"}, x.Samples, y.Samples)
+				r.ratio(x, Ratio{Of: x.Impl, To: y.Impl, Threads: x.Threads, Quantity: "ns_per_op"}, x.Samples, y.Samples)
 			}
 		}
 	}
 }
 
-// ratio reports of/to, with the rest from the rows.
-func (r *runner) ratio(x, y Result, t Ratio, of, to []float64) {
+// ratio reports of/to, with the rest from the row x.
+func (r *runner) ratio(x Result, t Ratio, of, to []float64) {
 	t.Workload, t.Regions, t.Pattern = x.Workload, x.Regions, x.Pattern
 	for i := range min(len(of), len(to)) {
 		if to[i] > 0 && of[i] > 0 {
@@ -245,7 +244,6 @@ func (r *runner) ratio(x, y Result, t Ratio, of, to []float64) {
 		return
 	}
 	t.Median = median(t.Pairs)
-	_ = y
 	r.report.Ratios = append(r.report.Ratios, t)
 }
 
