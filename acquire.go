@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/bits"
 	"runtime"
 	"time"
 
 	"github.com/pindown/pindown/device"
+	"github.com/pindown/pindown/internal/forkguard"
 	"github.com/pindown/pindown/monitor"
 	"github.com/pindown/pindown/vm"
 )
@@ -37,11 +39,7 @@ func (c *Cache) Acquire(ctx context.Context, buf []byte, access Access) (Region,
 // AcquireRange is Acquire for memory given by address, such as memory that Go
 // doesn't own.
 func (c *Cache) AcquireRange(ctx context.Context, r Range, access Access) (Region, error) {
-	reg, cause := c.hit(r, access)
-	if cause == hitValid {
-		return reg, nil
-	}
-	return c.miss(ctx, r, access, cause, reg.e)
+	return c.acquire(ctx, r, access, nil)
 }
 
 // TryAcquire returns a region if that is possible as a hit: with no context,
@@ -54,87 +52,158 @@ func (c *Cache) TryAcquire(buf []byte, access Access) (Region, bool) {
 
 // TryAcquireRange is TryAcquire for memory given by address.
 func (c *Cache) TryAcquireRange(r Range, access Access) (Region, bool) {
-	reg, cause := c.hit(r, access)
-	switch {
-	case cause == hitValid:
-		return reg, true
-	case reg.e != nil:
-		c.retire(reg.e, vm.OpUnknown)
-	}
-	return Region{}, false
+	reg, err := c.acquire(tryOnly{}, r, access, nil)
+	return reg, err == nil
 }
 
-// hitValid is what hit returns instead of the cause of a miss.
-const hitValid = MissInvalid
+// tryOnly is the context of an acquire that must hit.
+type tryOnly struct{ context.Context }
 
-// hit returns a region that serves r and hitValid; or the cause of the miss,
-// and a region with the entry that was found stale, if any, which the caller
-// retires.
+// errMiss is what an acquire that must hit returns if it doesn't.
+var errMiss = errors.New("miss")
+
+// acquire returns a region that serves r, held through lane unless that is nil.
+//
+// What it has written out is the usual hit: a listing where it is most likely
+// to be, a free hold where one is most likely to be, and no VM operation since
+// the last hit. Calls that return here would cost a third of its time.
 //
 // The holder is noted before the check, so an entry that passes can't be
 // deregistered; the check reads the table's word after that, so whatever
-// returned before hit was called is seen.
-func (c *Cache) hit(r Range, access Access) (Region, MissCause) {
-	l, span, e, cause := c.find(r, access)
-	if e == nil {
-		return Region{}, cause
+// returned before the call is seen. See listing and holds.go.
+func (c *Cache) acquire(ctx context.Context, r Range, access Access, lane *Lane) (Region, error) {
+	page, more := uint64(r.Start>>indexPageShift), uint64((r.End-1)>>indexPageShift-r.Start>>indexPageShift)
+	t := c.tables[access/RelaxedOrdering&1].Load()
+	level, levels := uint(bits.Len64(more+1)-1)/indexFanoutShift, t.levels.Load()
+	if levels>>(level&31)&1 == 0 {
+		level = uint(bits.TrailingZeros32(levels)) & 15
+	}
+	h := indexHash(level, page>>(level*indexFanoutShift&63))
+	b := &t.buckets[t.home(h)]
+	l := &b.list[bits.TrailingZeros64(matches(b.meta.Load(), indexTag(h))|1<<39)>>3]
+	span, e := l.span.Load(), l.e.Load()
+	if !spanCovers(span, page, more) || e == nil || r.Start >= r.End ||
+		access&^Access(span>>spanAccessShift&spanAccessMask) != 0 || c.state.Load()&forkguard.Alive == 0 {
+		return c.acquireSlow(ctx, r, access, lane)
 	}
 	reg := Region{c: c, e: e}
-	if reg.h, reg.word = c.holds.line(stackAddress()).claim(e.id()); reg.h == nil {
-		e.refs.Add(1)
+	if lane != nil {
+		reg.h = lane.at()
+		old := reg.h.load()
+		if old >= holdCount || lane.plain {
+			return c.noteSlow(ctx, r, access, lane, reg, l, span)
+		}
+		reg.word = e.id() | (old + 1)
+		reg.h.put(reg.word)
+	} else {
+		reg.h = c.holds.at()
+		old := reg.h.load()
+		reg.word = e.id() | (old + 1)
+		if old >= holdCount || !reg.h.swap(old, reg.word) {
+			return c.noteSlow(ctx, r, access, nil, reg, l, span)
+		}
+	}
+	if seen := l.seen.Load(); seen == c.word.Load()+seenMark && l.span.Load() == span && l.e.Load() == e {
+		return reg, nil
+	}
+	return c.verifySlow(ctx, r, access, reg, l, span)
+}
+
+// acquireSlow is acquire without shortcuts.
+func (c *Cache) acquireSlow(ctx context.Context, r Range, access Access, lane *Lane) (Region, error) {
+	reg, ok := c.hit(r, access, lane)
+	if ok {
+		return reg, nil
+	}
+	return c.noHit(ctx, r, access, reg.e)
+}
+
+// noteSlow is the rest of acquire after the first hold wasn't free.
+func (c *Cache) noteSlow(ctx context.Context, r Range, access Access, lane *Lane, reg Region, l *listing, span uint64) (Region, error) {
+	return c.verifySlow(ctx, r, access, c.note(reg, lane), l, span)
+}
+
+// note notes a holder of reg's entry.
+func (c *Cache) note(reg Region, lane *Lane) Region {
+	reg.h = nil
+	if lane != nil {
+		reg.h, reg.word = lane.claim(reg.e.id())
+	}
+	if reg.h == nil {
+		reg.h, reg.word = c.holds.claim(reg.e.id())
+	}
+	if reg.h == nil {
+		reg.e.refs.Add(1)
 		c.stats.unnoted.Add(1)
 	}
-	return c.verify(reg, l, span)
+	return reg
 }
 
-// find returns the listing, with its span, of the live entry that covers r with
-// the given access; or no entry and the cause of the miss. All entries of a set
-// have the same attributes.
-func (c *Cache) find(r Range, access Access) (*listing, uint64, *entry, MissCause) {
+// verifySlow is the rest of acquire after the holder was noted.
+func (c *Cache) verifySlow(ctx context.Context, r Range, access Access, reg Region, l *listing, span uint64) (Region, error) {
+	reg, ok := c.verify(reg, l, span)
+	if ok {
+		return reg, nil
+	}
+	return c.noHit(ctx, r, access, reg.e)
+}
+
+// noHit is the rest of acquire after it hasn't hit, and has found a stale entry
+// if that isn't nil.
+func (c *Cache) noHit(ctx context.Context, r Range, access Access, stale *entry) (Region, error) {
+	if _, ok := ctx.(tryOnly); !ok {
+		return c.miss(ctx, r, access, stale)
+	}
+	if stale != nil {
+		c.retire(stale, vm.OpUnknown)
+	}
+	return Region{}, errMiss
+}
+
+// hit returns a region that serves r; or false and a region with the entry that
+// was found stale, if any, which the caller retires.
+func (c *Cache) hit(r Range, access Access, lane *Lane) (Region, bool) {
 	if r.Start >= r.End || c.guard.Forked() {
-		return nil, 0, nil, MissAbsent
+		return Region{}, false
 	}
-	l, span := c.set(access).index.lookup(r)
-	switch {
-	case l == nil:
-		return nil, 0, nil, MissAbsent
-	case access&^Access(span>>spanAccessShift&spanAccessMask) != 0:
-		return nil, 0, nil, MissAccess
+	l, span := c.tables[access/RelaxedOrdering&1].Load().lookup(r)
+	if l == nil || access&^Access(span>>spanAccessShift&spanAccessMask) != 0 {
+		return Region{}, false
 	}
-	return l, span, l.e.Load(), MissAbsent
+	e := l.e.Load()
+	if e == nil {
+		return Region{}, false
+	}
+	return c.verify(c.note(Region{c: c, e: e}, lane), l, span)
 }
 
-// verify is the rest of hit, after the holder was noted: see listing.
-func (c *Cache) verify(reg Region, l *listing, span uint64) (Region, MissCause) {
+// verify is the rest of hit after the holder was noted. A listing that is void,
+// or has changed, tells nothing: the caller looks again under mu.
+func (c *Cache) verify(reg Region, l *listing, span uint64) (Region, bool) {
 	if c.hitCheck != nil {
 		c.awaitHitCheck()
 	}
 	seen := l.seen.Load()
-	if seen == uint64(c.table.Word())+seenMark && l.span.Load() == span && l.e.Load() == reg.e {
-		return reg, hitValid
-	}
-	return c.restamp(reg, l, span, seen)
-}
-
-// restamp is the rest of verify when the word has changed, or it is the first
-// hit since eviction last looked. A listing that was void, or has changed, tells
-// nothing: the caller looks again under mu.
-func (c *Cache) restamp(reg Region, l *listing, span, seen uint64) (Region, MissCause) {
 	if seen == 0 || l.span.Load() != span || l.e.Load() != reg.e {
 		c.undo(reg)
-		return Region{}, MissAbsent
+		return Region{}, false
 	}
 	word := c.table.Word()
-	if seen&^seenMark != uint64(word) {
+	if seen == uint64(word)+seenMark {
+		return reg, true
+	}
+	if seen != uint64(word) {
 		word = c.table.Quiet()
 		if word.Lost() || c.table.Stamp(&reg.e.watch) != reg.e.stamp {
 			c.undo(reg)
-			return Region{e: reg.e}, MissStale
+			return Region{e: reg.e}, false
 		}
-		c.stats.restamped.Add(1)
+		if seen&^seenMark != uint64(word) {
+			c.stats.restamped.Add(1)
+		}
 	}
 	l.seen.CompareAndSwap(seen, uint64(word)|seenMark)
-	return reg, hitValid
+	return reg, true
 }
 
 // undo takes back an acquire that is no hit.
@@ -145,7 +214,7 @@ func (c *Cache) undo(reg Region) {
 	} else {
 		reg.h.release(reg.word)
 	}
-	c.released(reg.e)
+	_ = c.released(reg.e) // a forked child doesn't get here
 }
 
 // awaitHitCheck returns when no operation is between its change of the page
@@ -182,9 +251,9 @@ func (c *Cache) takeOff(want Range, access Access, set *regionSet) *flight {
 	return f
 }
 
-// miss is Acquire after the first try for a hit, which failed for cause and may
-// have found a stale entry.
-func (c *Cache) miss(ctx context.Context, want Range, access Access, cause MissCause, stale *entry) (Region, error) {
+// miss is Acquire after the first try for a hit, which failed and may have
+// found a stale entry.
+func (c *Cache) miss(ctx context.Context, want Range, access Access, stale *entry) (Region, error) {
 	if err := want.Check(); err != nil {
 		return Region{}, fmt.Errorf("acquire %v: %w: %w", want, ErrRange, err)
 	}
@@ -197,13 +266,17 @@ func (c *Cache) miss(ctx context.Context, want Range, access Access, cause MissC
 	if ctx == nil {
 		ctx = context.Background()
 	}
+	cause := MissInvalid
+	if stale != nil {
+		cause = MissStale
+	}
 	for first, counted := true, false; ; first = false {
 		if err := ctx.Err(); err != nil {
 			return Region{}, fmt.Errorf("acquire %v: %w", want, err)
 		}
 		if !first {
-			reg, again := c.hit(want, access)
-			if again == hitValid {
+			reg, ok := c.hit(want, access, nil)
+			if ok {
 				if counted {
 					c.stats.undone.Add(1) // it is a miss already
 				}
@@ -228,9 +301,8 @@ func (c *Cache) miss(ctx context.Context, want Range, access Access, cause MissC
 		}
 		if !counted {
 			counted = true
-			var any [1]*entry
-			if cause == MissAbsent && set.spans.some(want, any[:]) > 0 {
-				cause = MissPartial
+			if cause == MissInvalid {
+				cause = set.whyNot(want)
 			}
 			c.stats.misses[cause].Add(1)
 		}
@@ -259,22 +331,22 @@ func (c *Cache) miss(ctx context.Context, want Range, access Access, cause MissC
 			continue
 		}
 		f := c.takeOff(want, access, set)
-		// A releaser looks at wanted after it has let go, the planner at
+		// A releaser looks at state after it has let go, the planner at
 		// holders after it has announced itself: one of them sees the other.
 		if c.opts.WaitForBudget {
-			c.wanted.Add(1)
+			c.wait()
 		}
 		union, wait := c.plan(f)
 		budget, closed := c.budget, c.closed
 		c.mu.Unlock()
 		if !wait {
 			if c.opts.WaitForBudget {
-				c.wanted.Add(-1)
+				c.unwait()
 			}
 			return c.fly(ctx, f, union)
 		}
 		if closed {
-			c.wanted.Add(-1)
+			c.unwait()
 			continue // nobody will wake us any more
 		}
 		c.stats.waits.Add(1)
@@ -282,7 +354,20 @@ func (c *Cache) miss(ctx context.Context, want Range, access Access, cause MissC
 		case <-budget:
 		case <-ctx.Done(): // the loop returns its error
 		}
-		c.wanted.Add(-1)
+		c.unwait()
+	}
+}
+
+// whyNot returns why no live entry serves r. mu must be held.
+func (s *regionSet) whyNot(r Range) MissCause {
+	var overlapping [1]*entry
+	switch {
+	case s.spans.some(r, overlapping[:]) == 0:
+		return MissAbsent
+	case overlapping[0].start <= r.Start && r.End <= overlapping[0].end:
+		return MissAccess
+	default:
+		return MissPartial
 	}
 }
 
@@ -343,7 +428,7 @@ func (c *Cache) plan(f *flight) (acc Access, wait bool) {
 			return acc, false
 		}
 	}
-	c.wanted.Or(wantedRefused)
+	c.state.Or(stateRefused)
 	if c.opts.WaitForBudget {
 		c.unlist(f)
 		return acc, true

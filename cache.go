@@ -39,17 +39,20 @@ const (
 // methods may be called from many goroutines.
 type Cache struct {
 	// What a hit reads stands first; all of it is immutable after New.
-	sets     [2]*regionSet // by whether RelaxedOrdering is asked for
+	tables [2]atomic.Pointer[indexTable] // of the sets
+	// word is the table's; always zero, which nothing has seen, if the monitor
+	// asks for a check before each hit.
+	word  *atomic.Uint64
+	holds *holdTable
+	// state is the fork guard's word, in which release also finds who waits for
+	// it: see the constants.
+	state *atomic.Uint32
+
 	table    *epoch.Table
-	guard    *forkguard.Guard
 	hitCheck func() bool // nil unless the monitor asks for it
-	holds    *holdTable
+	guard    *forkguard.Guard
 
-	// wanted says whether anybody is interested in budget: how many goroutines
-	// wait for it, or may soon, and whether a limit has kept something out
-	// since it was last freed. And whether something dead is held.
-	wanted atomic.Int32
-
+	sets     [2]*regionSet // by whether RelaxedOrdering is asked for
 	dev      device.Device
 	opts     Options
 	lim      device.Limits
@@ -92,16 +95,18 @@ type regionSet struct {
 	spans spans // guarded by the cache's mu
 }
 
-// Flags in Cache.wanted; the rest is the number of waiters.
+// What Cache.state holds beside forkguard.Alive.
 const (
-	wantedRefused = 1 << 24
-	wantedDead    = 1 << 25
-	wantedWaiters = wantedRefused - 1
+	stateWaiter  = 2             // unit of the number of goroutines that wait for budget, or may soon
+	stateWaiters = 1<<24 - 2     // their number
+	stateRefused = 1 << 24       // a limit has kept something out since budget was last freed
+	stateDead    = 1 << 25       // something dead is held, or may be
+	stateBudget  = 1<<25 - 1 - 1 // somebody is interested in budget
 )
 
-func newRegionSet(maxRegions int) *regionSet {
+func newRegionSet(table *atomic.Pointer[indexTable], maxRegions int) *regionSet {
 	s := &regionSet{}
-	s.index = newIndex(maxRegions, s.spans.all)
+	s.index = newIndex(table, maxRegions, s.spans.all)
 	return s
 }
 
@@ -133,8 +138,8 @@ func New(dev device.Device, o *Options) (*Cache, error) {
 		return nil, fmt.Errorf("new cache: %w", err)
 	}
 	c := &Cache{
-		sets:     [2]*regionSet{newRegionSet(opts.MaxRegions), newRegionSet(opts.MaxRegions)},
 		guard:    guard,
+		state:    guard.Word(),
 		dev:      dev,
 		lim:      lim,
 		pageSize: uintptr(os.Getpagesize()),
@@ -142,6 +147,9 @@ func New(dev device.Device, o *Options) (*Cache, error) {
 		budget:   make(chan struct{}),
 		holds:    newHoldTable(),
 		limbo:    make(map[*entry]struct{}),
+	}
+	for i := range c.sets {
+		c.sets[i] = newRegionSet(&c.tables[i], opts.MaxRegions)
 	}
 	if opts.Monitor == nil {
 		c.selected = auto.Open(context.Background())
@@ -158,6 +166,10 @@ func New(dev device.Device, o *Options) (*Cache, error) {
 		if c.table, err = nullTable(); err != nil {
 			return nil, errors.Join(err, guard.Close())
 		}
+	}
+	c.word = c.table.WordPlace()
+	if c.hitCheck != nil {
+		c.word = new(atomic.Uint64)
 	}
 	c.startReaper()
 	// Methods of a closed cache still ask the guard.
@@ -300,7 +312,7 @@ func (c *Cache) publish(f *flight, e *entry) {
 		e.refs.Or(refDead)
 		e.queue = queueLimbo
 		c.limbo[e] = struct{}{}
-		c.wanted.Or(wantedDead)
+		c.state.Or(stateDead)
 	} else {
 		var buf [4]*entry
 		if old := f.set.spans.overlapping(e.rng(), buf[:0]); len(old) > 0 {
@@ -332,14 +344,19 @@ func (c *Cache) unreserve(r Range) {
 	c.finish()
 }
 
+// wait announces someone who waits for budget, or may soon.
+func (c *Cache) wait() { c.state.Add(stateWaiter) }
+
+func (c *Cache) unwait() { c.state.Add(^uint32(stateWaiter - 1)) }
+
 // freed wakes whoever waits for budget. mu must be held.
 func (c *Cache) freed() {
-	wanted := c.wanted.And(^wantedRefused)
-	if wanted&wantedWaiters > 0 {
+	wanted := c.state.And(^uint32(stateRefused))
+	if wanted&stateWaiters > 0 {
 		close(c.budget)
 		c.budget = make(chan struct{})
 	}
-	if wanted&wantedRefused != 0 {
+	if wanted&stateRefused != 0 {
 		c.tell(Event{Kind: EventBudgetFreed})
 	}
 }
@@ -400,8 +417,8 @@ func (c *Cache) Shutdown(ctx context.Context) error {
 		return fmt.Errorf("shut down: %w", ErrForked)
 	}
 	c.close()
-	c.wanted.Add(1)
-	defer c.wanted.Add(-1)
+	c.wait()
+	defer c.unwait()
 	for {
 		c.mu.Lock()
 		n, budget := c.held(), c.budget

@@ -35,6 +35,8 @@ const holdCount = 1<<16 - 1
 
 func (h *hold) load() uint64 { return atomic.LoadUint64(&h.word) }
 
+func (h *hold) swap(old, word uint64) bool { return atomic.CompareAndSwapUint64(&h.word, old, word) }
+
 // release clears a hold whose word is still the given one.
 func (h *hold) release(word uint64) bool {
 	if h.load() != word {
@@ -56,7 +58,7 @@ type holdLine struct {
 const lineUsed = uint64(1) << 63
 
 // claim takes a free hold for the entry named by id; nil if there is none, or
-// another goroutine is at the same one. The line must be marked as used.
+// another goroutine is at the same ones. The line must be marked as used.
 func (l *holdLine) claim(id uint64) (*hold, uint64) {
 	for i := range l.hold {
 		h := &l.hold[i]
@@ -64,21 +66,22 @@ func (l *holdLine) claim(id uint64) (*hold, uint64) {
 		if old > holdCount {
 			continue
 		}
-		count := (old + 1) & holdCount
-		if !atomic.CompareAndSwapUint64(&h.word, old, id|count) {
+		word := id | (old+1)&holdCount
+		if !h.swap(old, word) {
 			continue
 		}
-		if count == 0 {
+		if old == holdCount {
 			l.state.Add(1)
 		}
-		return h, id | count
+		return h, word
 	}
 	return nil, 0
 }
 
 // claims returns how often holds of the line have been taken.
 func (l *holdLine) claims() uint64 {
-	n := l.state.Load() &^ lineUsed << 16
+	// Counts began at their end, one short of coming round.
+	n := l.state.Load()&^lineUsed<<16 - holdsPerLine*holdCount
 	for i := range l.hold {
 		n += l.hold[i].load() & holdCount
 	}
@@ -98,26 +101,43 @@ func newHoldTable() *holdTable {
 	// So many that goroutines running at the same time seldom meet on one.
 	width := min(bits.Len(uint(runtime.NumCPU()*32-1)), 12)
 	n := 1 << max(width, 6)
-	return &holdTable{
+	t := &holdTable{
 		lines: make([]holdLine, n),
 		shift: uint8(64 - bits.Len(uint(n-1))),
 		used:  make([]atomic.Uint64, n/64),
 	}
+	for i := range t.lines {
+		for j := range t.lines[i].hold {
+			t.lines[i].hold[j].word = holdCount
+		}
+	}
+	return t
 }
 
-// line returns the line of the goroutine whose stack is at the given address.
-func (t *holdTable) line(stack uintptr) *holdLine {
+// line returns the number of the calling goroutine's line.
+func (t *holdTable) line() uint64 {
 	// The smallest stack is 2 KiB.
-	i := uint64(stack>>11) * 0x9e3779b97f4a7c15 >> t.shift
+	return uint64(stackAddress()>>11) * 0x9e3779b97f4a7c15 >> (t.shift & 63)
+}
+
+// at returns the first hold on the calling goroutine's line, for whoever wants
+// to try it. On a line that was never used it can't be claimed.
+func (t *holdTable) at() *hold { return &t.lines[t.line()].hold[0] }
+
+// claim takes a hold on the calling goroutine's line for the entry named by id;
+// nil if there is none.
+func (t *holdTable) claim(id uint64) (*hold, uint64) {
+	i := t.line()
 	l := &t.lines[i]
 	if l.state.Load()&lineUsed == 0 {
 		t.use(i)
 	}
-	return l
+	return l.claim(id)
 }
 
 // use lists line i among those that are looked at. It comes before the line's
-// first hold.
+// first hold: until then counts are at their end, with which acquire doesn't
+// deal.
 func (t *holdTable) use(i uint64) {
 	t.used[i/64].Or(1 << (i % 64))
 	t.lines[i].state.Or(lineUsed)

@@ -21,7 +21,7 @@ import (
 // Writers hold the cache's mu. Readers may be in an old table after growth:
 // its listings are void, and what isn't found is looked up again under mu.
 type index struct {
-	table atomic.Pointer[indexTable]
+	table *atomic.Pointer[indexTable] // where hits find it
 
 	// The rest is guarded by the cache's mu.
 	each      func(func(*entry)) // visits every live entry, for rebuilding
@@ -76,52 +76,58 @@ type listing struct {
 const seenMark = 1
 
 // A span is first<<28 | access<<22 | inexact<<21 | pages. Inexact ones don't
-// begin and end at pages, or are too long: the entry itself must be looked at.
+// begin and end at pages, or are too long: they give no number of pages, and the
+// entry itself must be looked at.
 const (
 	spanFirstShift  = 28
 	spanAccessShift = 22
 	spanAccessMask  = 1<<6 - 1
 	spanInexact     = uint64(1) << 21
 	spanPagesMask   = spanInexact - 1
-	spanHuge        = spanInexact // no number of pages
 )
 
 func spanOf(e *entry) uint64 {
 	const page = uintptr(1) << indexPageShift
 	first, last := uint64(e.start>>indexPageShift), uint64((e.end-1)>>indexPageShift)
-	s := first<<spanFirstShift | uint64(e.access)<<spanAccessShift
-	switch n := last - first + 1; {
-	case n > spanPagesMask:
-		return s | spanHuge
-	case (e.start|e.end)&(page-1) != 0:
-		return s | n | spanInexact
-	default:
-		return s | n
+	s, n := first<<spanFirstShift|uint64(e.access)<<spanAccessShift, last-first+1
+	if n > spanPagesMask || (e.start|e.end)&(page-1) != 0 {
+		return s | spanInexact
 	}
+	return s | n
 }
 
-// covers reports whether the listing's entry, known by its span, covers r,
-// which touches the pages first to last.
-func (l *listing) covers(span, first, last uint64, r vm.Range) bool {
-	from, pages := span>>spanFirstShift, span&spanPagesMask
+// spanCovers reports whether an exact span, of a listing in use, covers a page and more after it.
+func spanCovers(span, page, more uint64) bool {
+	at, pages := page-span>>spanFirstShift, span&spanPagesMask
+	return at < pages && more < pages-at
+}
+
+// entryCovers reports whether l's entry covers r, if its span is inexact.
+func (l *listing) entryCovers(span uint64, r vm.Range) bool {
 	if span&spanInexact == 0 {
-		return first-from < pages && last-from < pages
-	}
-	if span&spanPagesMask != 0 && (first-from >= pages || last-from >= pages) {
 		return false
 	}
 	e := l.e.Load()
 	return e != nil && e.start <= r.Start && r.End <= e.end
 }
 
+// matches returns a word whose bytes have their top bit set where meta has the
+// tag, and perhaps others above: a false positive only costs a comparison.
+func matches(meta, tag uint64) uint64 {
+	// Bytes equal to tag become zero, and zero bytes are found by the usual
+	// borrow trick.
+	d := meta ^ tag*tagLanes
+	return (d - tagLanes) &^ d & (0x80 * tagLanes)
+}
+
 func newIndexTable(buckets int) *indexTable {
 	return &indexTable{buckets: make([]indexBucket, buckets)}
 }
 
-// newIndex returns an index for up to the expected number of entries: where
+// newIndex returns an index whose table is found at the given place, for up to the expected number of entries: where
 // growth stops, if each has one listing.
-func newIndex(expected int, each func(func(*entry))) *index {
-	x := &index{each: each, expected: expected}
+func newIndex(at *atomic.Pointer[indexTable], expected int, each func(func(*entry))) *index {
+	x := &index{table: at, each: each, expected: expected}
 	x.table.Store(newIndexTable(minIndexBuckets))
 	return x
 }
@@ -134,7 +140,7 @@ func indexBlocks(e *entry) (level int, first, last uint64) {
 	return level, first >> (level * indexFanoutShift), last >> (level * indexFanoutShift)
 }
 
-func indexHash(level int, block uint64) uint64 {
+func indexHash[L int | uint](level L, block uint64) uint64 {
 	// The multiplication mixes upwards, so the high bits choose the bucket and
 	// the middle ones the tag.
 	return (block<<4 | uint64(level)) * 0x9e3779b97f4a7c15
@@ -156,23 +162,20 @@ func (t *indexTable) after(i uint64) uint64 {
 	return 0
 }
 
-// lookup returns the listing of the entry that covers r and its span, or nil.
-func (x *index) lookup(r vm.Range) (*listing, uint64) {
-	t := x.table.Load()
-	page, last := uint64(r.Start>>indexPageShift), uint64((r.End-1)>>indexPageShift)
-	for m := t.levels.Load(); m != 0; m &= m - 1 {
-		level := bits.TrailingZeros32(m)
-		h := indexHash(level, page>>(level*indexFanoutShift&63))
-		tag := indexTag(h)
-		for i := t.home(h); i < uint64(len(t.buckets)); i = t.after(i) {
+// lookup returns the listing, with its span, of the entry that covers r; or nil.
+func (t *indexTable) lookup(r vm.Range) (*listing, uint64) {
+	page, more := uint64(r.Start>>indexPageShift), uint64((r.End-1)>>indexPageShift-r.Start>>indexPageShift)
+	for level, m := 0, t.levels.Load(); m != 0; level, m = level+1, m>>1 {
+		if m&1 == 0 {
+			continue
+		}
+		h := indexHash(level, page>>(level*indexFanoutShift))
+		for i := t.home(h); ; i = t.after(i) {
 			b := &t.buckets[i]
 			meta := b.meta.Load()
-			// Bytes equal to tag become zero, and zero bytes are found by the
-			// usual borrow trick; a false positive only costs a comparison.
-			d := meta ^ tag*tagLanes
-			for z := (d - tagLanes) &^ d & (0x80 * tagLanes); z != 0; z &= z - 1 {
+			for z := matches(meta, indexTag(h)); z != 0; z &= z - 1 {
 				l := &b.list[bits.TrailingZeros64(z)>>3]
-				if span := l.span.Load(); l.covers(span, page, last, r) {
+				if span := l.span.Load(); spanCovers(span, page, more) || l.entryCovers(span, r) {
 					return l, span
 				}
 			}

@@ -24,14 +24,14 @@ import (
 // Make one for each long-lived worker, and close it: a cache remembers its
 // lanes.
 type Lane struct {
-	c      *Cache
-	fenced bool // holds must be stored with a barrier
-	closed bool
+	c     *Cache
+	plain bool // has no holds of its own: closed, or there is no barrier
 
-	_    [64]byte // what follows is written by hits
-	hold [LaneHolds]hold
+	_    [64]byte      // what follows is written by hits
+	next uint32        // the hold to try
 	laps atomic.Uint64 // times that a hold's count has come round
-	_    [56]byte
+	hold [LaneHolds]hold
+	_    [64]byte
 }
 
 // LaneHolds is how many regions a lane can hold.
@@ -44,14 +44,14 @@ func (c *Cache) NewLane() (*Lane, error) {
 	}
 	l := &Lane{c: c}
 	if plainStores {
-		l.fenced = sys.RegisterMembarrier() != nil
+		l.plain = sys.RegisterMembarrier() != nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return nil, fmt.Errorf("new lane: %w", ErrClosed)
 	}
-	c.fenceLanes = plainStores && !l.fenced
+	c.fenceLanes = plainStores && !l.plain
 	c.lanes = append(c.lanes, l)
 	return l, nil
 }
@@ -76,7 +76,7 @@ func (l *Lane) Close() error {
 		return fmt.Errorf("close lane with %d regions held: %w", held, ErrInUse)
 	}
 	if at := slices.Index(c.lanes, l); at >= 0 {
-		l.closed = true
+		l.plain = true
 		c.pastClaims += l.claims()
 		c.lanes = slices.Delete(c.lanes, at, at+1)
 	}
@@ -100,11 +100,7 @@ func (l *Lane) Acquire(ctx context.Context, buf []byte, access Access) (Region, 
 
 // AcquireRange is [Cache.AcquireRange] through the lane.
 func (l *Lane) AcquireRange(ctx context.Context, r Range, access Access) (Region, error) {
-	reg, cause := l.hit(r, access)
-	if cause == hitValid {
-		return reg, nil
-	}
-	return l.c.miss(ctx, r, access, cause, reg.e)
+	return l.c.acquire(ctx, r, access, l)
 }
 
 // TryAcquire is [Cache.TryAcquire] through the lane.
@@ -115,25 +111,21 @@ func (l *Lane) TryAcquire(buf []byte, access Access) (Region, bool) {
 
 // TryAcquireRange is [Cache.TryAcquireRange] through the lane.
 func (l *Lane) TryAcquireRange(r Range, access Access) (Region, bool) {
-	reg, cause := l.hit(r, access)
-	switch {
-	case cause == hitValid:
-		return reg, true
-	case reg.e != nil:
-		l.c.retire(reg.e, vm.OpUnknown)
-	}
-	return Region{}, false
+	reg, err := l.c.acquire(tryOnly{}, r, access, l)
+	return reg, err == nil
 }
 
-// hit is Cache.hit with a hold of the lane's.
-func (l *Lane) hit(r Range, access Access) (Region, MissCause) {
-	c := l.c
-	if l.fenced || l.closed {
-		return c.hit(r, access)
-	}
-	at, span, e, cause := c.find(r, access)
-	if e == nil {
-		return Region{}, cause
+// at returns a hold that is most likely free: the one that was used longest
+// ago.
+func (l *Lane) at() *hold {
+	l.next++
+	return &l.hold[l.next%LaneHolds]
+}
+
+// claim takes a hold for the entry named by id; nil if there is none.
+func (l *Lane) claim(id uint64) (*hold, uint64) {
+	if l.plain {
+		return nil, 0
 	}
 	for i := range l.hold {
 		h := &l.hold[i]
@@ -141,13 +133,12 @@ func (l *Lane) hit(r Range, access Access) (Region, MissCause) {
 		if old > holdCount {
 			continue
 		}
-		if old++; old > holdCount {
-			old = 0
+		if old == holdCount {
 			l.laps.Store(l.laps.Load() + 1)
 		}
-		word := e.id() | old
+		word := id | (old+1)&holdCount
 		h.put(word)
-		return c.verify(Region{c: c, e: e, h: h, word: word}, at, span)
+		return h, word
 	}
-	return c.hit(r, access)
+	return nil, 0
 }

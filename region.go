@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/pindown/pindown/device"
+	"github.com/pindown/pindown/internal/forkguard"
 )
 
 // Region is the holder's handle on a registration. It is returned by Acquire
@@ -60,24 +61,32 @@ func (r Region) Stale() bool {
 // zero Region, a wrapped [ErrForked] in a forked child, and the device's error
 // if a registration per use couldn't be deregistered.
 func (r *Region) Release() error {
-	e, c := r.e, r.c
-	if e == nil {
-		return fmt.Errorf("release: %w", ErrReleased)
+	e, c, h := r.e, r.c, r.h
+	if e == nil || h == nil || h.load() != r.word {
+		return r.releaseSlow()
 	}
-	if c.guard.Forked() {
-		return fmt.Errorf("release %v: %w", e.rng(), ErrForked)
-	}
+	// In a forked child this releases the copy's hold, which harms nothing.
+	h.put(r.word & holdCount)
 	r.e = nil
-	if r.h == nil {
-		return c.releaseUnnoted(e)
-	}
-	if !r.h.release(r.word) {
-		return fmt.Errorf("release %v: %w", e.rng(), ErrReleased)
-	}
-	if c.wanted.Load() != 0 {
-		c.released(e)
+	if c.state.Load() != forkguard.Alive {
+		return c.released(e)
 	}
 	return nil
+}
+
+// releaseSlow is Release for whoever isn't in a hold.
+func (r *Region) releaseSlow() error {
+	switch e := r.e; {
+	case e == nil:
+		return fmt.Errorf("release: %w", ErrReleased)
+	case r.c.guard.Forked():
+		return fmt.Errorf("release %v: %w", e.rng(), ErrForked)
+	case r.h != nil:
+		return fmt.Errorf("release %v: %w", e.rng(), ErrReleased)
+	default:
+		r.e = nil
+		return r.c.releaseUnnoted(e)
+	}
 }
 
 // releaseUnnoted is Release for a holder who isn't in a hold.
@@ -90,7 +99,7 @@ func (c *Cache) releaseUnnoted(e *entry) error {
 		return fmt.Errorf("release %v: %w", e.rng(), ErrReleased)
 	}
 	if refs&refHolders == 0 {
-		c.released(e)
+		return c.released(e)
 	}
 	return nil
 }

@@ -39,7 +39,7 @@ func (c *Cache) settle() {
 		return
 	}
 	// Who lets go from now on looks whether what he held is dead.
-	c.wanted.Or(wantedDead)
+	c.state.Or(stateDead)
 	c.fence()
 	held := c.holders()
 	for i, e := range c.dying {
@@ -60,7 +60,7 @@ func (c *Cache) settle() {
 // held.
 func (c *Cache) emptied() {
 	if len(c.limbo) == 0 {
-		c.wanted.And(^int32(wantedDead))
+		c.state.And(^uint32(stateDead))
 	}
 }
 
@@ -159,18 +159,21 @@ func (c *Cache) replace(e *entry) {
 	}
 }
 
-// released is called after a holder has let go of e, which may be dead, or
-// somebody may wait for budget.
-func (c *Cache) released(e *entry) {
+// released is called after a holder has let go of e, if that may matter: e may
+// be dead, somebody may wait for budget, or this is a forked child.
+func (c *Cache) released(e *entry) error {
 	switch {
+	case c.guard.Forked():
+		return fmt.Errorf("release %v: %w", e.rng(), ErrForked)
 	case e.dead():
 		c.bury(e)
-	case c.wanted.Load()&^wantedDead != 0:
+	case c.state.Load()&stateBudget != 0:
 		// Now idle, so it can be evicted for someone who waits or was refused.
 		c.mu.Lock()
 		c.freed()
 		c.mu.Unlock()
 	}
+	return nil
 }
 
 // bury settles a dead entry that has lost a holder, if that was the last. The
@@ -197,7 +200,7 @@ func (c *Cache) bury(e *entry) {
 func (c *Cache) waiting() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return len(c.limbo) > 0 || c.wanted.Load()&^wantedDead != 0
+	return len(c.limbo) > 0 || c.state.Load()&stateBudget != 0
 }
 
 // lookAgain settles the dead entries that aren't held any more, and wakes who
@@ -212,7 +215,7 @@ func (c *Cache) lookAgain() {
 			c.graves = append(c.graves, e)
 		}
 	}
-	if c.wanted.Load()&^wantedDead == 0 {
+	if c.state.Load()&stateBudget == 0 {
 		return
 	}
 	for _, s := range c.sets {

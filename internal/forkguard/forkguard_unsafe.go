@@ -15,6 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Alive is the bit of a guard's word that is set in the process that made it.
+const Alive = 1
+
 // Guard is one guard page. Forked may be called from many goroutines.
 type Guard struct {
 	mem  []byte
@@ -32,12 +35,17 @@ func New() (*Guard, error) {
 		return nil, fmt.Errorf("guard against fork: %w", os.NewSyscallError("madvise", err))
 	}
 	g := &Guard{mem: mem, word: (*atomic.Uint32)(unsafe.Pointer(unsafe.SliceData(mem)))}
-	g.word.Store(1)
+	g.word.Store(Alive)
 	return g, nil
 }
 
 // Forked reports whether this process is a child of the one that called New.
 func (g *Guard) Forked() bool { return g.word.Load() == 0 }
+
+// Word returns the guard's word: Alive in the process that made the guard, zero
+// in a fork. The other bits are the caller's to use, who so learns two things by
+// one load.
+func (g *Guard) Word() *atomic.Uint32 { return g.word }
 
 // Close unmaps the page. The guard must not be used afterwards.
 func (g *Guard) Close() error {
