@@ -192,15 +192,13 @@ func (c *Cache) verify(reg Region, l *listing, span uint64) (Region, bool) {
 	if seen == uint64(word)+seenMark {
 		return reg, true
 	}
-	if seen != uint64(word) {
+	if seen&^seenMark != uint64(word) {
 		word = c.table.Quiet()
 		if word.Lost() || c.table.Stamp(&reg.e.watch) != reg.e.stamp {
 			c.undo(reg)
 			return Region{e: reg.e}, false
 		}
-		if seen&^seenMark != uint64(word) {
-			c.stats.restamped.Add(1)
-		}
+		c.stats.restamped.Add(1)
 	}
 	l.seen.CompareAndSwap(seen, uint64(word)|seenMark)
 	return reg, true

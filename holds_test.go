@@ -67,14 +67,16 @@ func TestHitWaitsForBusyWriter(t *testing.T) {
 			for range busy {
 				mon.Table().AddBusy()
 			}
-			done := make(chan bool, 1)
+			done, begun := make(chan bool, 1), make(chan struct{})
 			go func() {
+				close(begun)
 				r, ok := c.TryAcquireRange(pages(0, 1), 0)
 				if ok {
 					_ = r.Release()
 				}
 				done <- ok
 			}()
+			<-begun
 			for range 1000 {
 				runtime.Gosched()
 			}
