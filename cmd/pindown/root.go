@@ -45,6 +45,7 @@ Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 not supported on this machine.`,
 		Example: `  pindown demo                  # stale registrations, and none, on a real file
   pindown doctor                # what works here, and what is missing
   pindown profile -- ./server   # what a program's memory operations do to registrations
+  pindown replay server.pdtrace # what a cache would cost a recorded program
   pindown bench --short         # what the cache itself costs`,
 		Args:          usageArgs(cobra.NoArgs),
 		SilenceErrors: true,
@@ -56,7 +57,7 @@ Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 not supported on this machine.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w\nRun '%s --help' for usage", err, cmd.CommandPath())}
 	})
-	root.AddCommand(newBenchCommand(), newDemoCommand(), newDoctorCommand(), newProfileCommand(), newRecordCommand(), newVersionCommand())
+	root.AddCommand(newBenchCommand(), newDemoCommand(), newDoctorCommand(), newProfileCommand(), newRecordCommand(), newReplayCommand(), newVersionCommand())
 	return root
 }
 

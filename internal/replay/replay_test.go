@@ -180,7 +180,7 @@ func TestPoliciesByHand(t *testing.T) {
 		}
 	}
 	c := res.Counts
-	if c.Changing != 4 || c.Uses != 5 || c.Operations["munmap"] != 3 || c.Operations["madvise-dontneed"] != 1 || c.Processes != 1 {
+	if c.Changing != 4 || c.Monitored != 4 || c.Uses != 5 || c.Operations["munmap"] != 3 || c.Operations["madvise-dontneed"] != 1 || c.Processes != 1 {
 		t.Errorf("%+v", c)
 	}
 }
@@ -284,6 +284,11 @@ func TestProcessesAreApart(t *testing.T) {
 	if p := policy(t, res, replay.Drop); p.Hits != 1 || p.InvalidatedIdle != 1 || res.Counts.Processes != 2 {
 		t.Errorf("%+v", p)
 	}
+	// One that has no requests needs no monitor.
+	b.PID = 1
+	if res := run(t, write(t, a, b, o, c), nil); res.Counts.Changing != 1 || res.Counts.Monitored != 0 {
+		t.Errorf("%+v", res.Counts)
+	}
 	if p := res.Curve.At(4096); p.Hits != 1 {
 		t.Errorf("%+v", p)
 	}
@@ -325,7 +330,7 @@ func TestEmptyAndDamaged(t *testing.T) {
 }
 
 func TestDeterministic(t *testing.T) {
-	b := tracetest.Bytes(t, tracetest.Mixed, 3, 100000)
+	b := tracetest.Bytes(t, tracetest.Mixed, 3, 40000)
 	var first []byte
 	for range 3 {
 		res := run(t, b, nil)
@@ -360,7 +365,7 @@ func TestCurveAgainstCache(t *testing.T) {
 func TestBooks(t *testing.T) {
 	for _, p := range []tracetest.Program{tracetest.Pool, tracetest.Churn, tracetest.Collected, tracetest.Scan, tracetest.Mixed} {
 		for _, limit := range []uint64{64 << 10, 1 << 20, 1 << 30} {
-			res := run(t, tracetest.Bytes(t, p, 5, 20000), &replay.Options{MaxBytes: limit, MaxRegions: 300})
+			res := run(t, tracetest.Bytes(t, p, 5, 8000), &replay.Options{MaxBytes: limit, MaxRegions: 300})
 			for _, x := range res.Policies {
 				gone := x.Deregister.Count + x.Reclaimed.Count + x.Closed.Count + x.Left.Count
 				bytes := x.Deregister.Bytes + x.Reclaimed.Bytes + x.Closed.Bytes + x.Left.Bytes
@@ -421,7 +426,7 @@ func TestModels(t *testing.T) {
 }
 
 func TestCanceled(t *testing.T) {
-	r, err := trace.NewReader(bytes.NewReader(tracetest.Bytes(t, tracetest.Pool, 1, 200000)))
+	r, err := trace.NewReader(bytes.NewReader(tracetest.Bytes(t, tracetest.Pool, 1, 60000)))
 	if err != nil {
 		t.Fatal(err)
 	}

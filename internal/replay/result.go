@@ -111,10 +111,13 @@ type Curve struct {
 	Definition string `json:"definition"`
 	// Requests and Bytes are all that there were; Compulsory those that no cache
 	// hits: first uses, and first ones after a change.
-	Requests   uint64       `json:"requests"`
-	Bytes      uint64       `json:"bytes"`
-	Compulsory uint64       `json:"compulsory"`
-	Sizes      []CurvePoint `json:"sizes"`
+	Requests   uint64 `json:"requests"`
+	Bytes      uint64 `json:"bytes"`
+	Compulsory uint64 `json:"compulsory"`
+	// Sizes are the sizes at which the hit rate changes; with very many, some.
+	Sizes []CurvePoint `json:"sizes"`
+	all   []CurvePoint // every size at which the hit rate changes
+
 	// Truncated says that sizes beyond what was kept track of show too few hits.
 	Truncated bool `json:"truncated,omitempty"`
 }
@@ -222,7 +225,7 @@ func (s *sim) result(p Policy, line *timeline, page uint64) PolicyResult {
 		}
 		if p != PerUse {
 			t.Hit = float64(s.hits) * m.Hit * 1e-9
-			t.Invalidate = float64(line.counts.Changing) * m.Touch * 1e-9
+			t.Invalidate = float64(line.counts.Monitored) * m.Touch * 1e-9
 		}
 		t.Total = t.Register + t.Update + t.Deregister + t.Invalidate + t.Hit + t.Wait
 		r.Times = append(r.Times, t)
@@ -230,14 +233,23 @@ func (s *sim) result(p Policy, line *timeline, page uint64) PolicyResult {
 	return r
 }
 
+// maxCurve is how many sizes of a curve are given out.
+const maxCurve = 1000
+
 func newResultCurve(c *curve, page uint64) Curve {
 	out := Curve{Definition: curveDefinition, Requests: c.requests, Bytes: c.pages * page, Compulsory: c.infinite.n, Sizes: []CurvePoint{}}
 	sizes, hits := c.steps()
 	for i, d := range sizes {
-		out.Sizes = append(out.Sizes, CurvePoint{
+		out.all = append(out.all, CurvePoint{
 			SizeBytes: uint64(d) * page, Hits: hits[i].n, HitRate: share(float64(hits[i].n), float64(c.requests)),
 			MissedBytes: (c.pages - hits[i].pages) * page,
 		})
+	}
+	every := max(1, (len(out.all)+maxCurve-1)/maxCurve)
+	for i, p := range out.all {
+		if i%every == 0 || i == len(out.all)-1 {
+			out.Sizes = append(out.Sizes, p)
+		}
 	}
 	for _, s := range c.processes {
 		out.Truncated = out.Truncated || s != nil && s.forgot
@@ -247,10 +259,10 @@ func newResultCurve(c *curve, page uint64) Curve {
 
 // At returns the hits of a cache of that many bytes.
 func (c *Curve) At(size uint64) CurvePoint {
-	i := sort.Search(len(c.Sizes), func(i int) bool { return c.Sizes[i].SizeBytes > size })
+	i := sort.Search(len(c.all), func(i int) bool { return c.all[i].SizeBytes > size })
 	p := CurvePoint{MissedBytes: c.Bytes}
 	if i > 0 {
-		p = c.Sizes[i-1]
+		p = c.all[i-1]
 	}
 	p.SizeBytes = size
 	return p
@@ -268,20 +280,21 @@ func (r *Result) policy(p Policy) *PolicyResult {
 func (r *Result) recommend() {
 	r.Recommended.Best = make(map[string]string)
 	for i, m := range r.Models {
-		best := &r.Policies[0]
-		for j := range r.Policies {
-			if p := &r.Policies[j]; p.Times[i].Total < best.Times[i].Total {
-				best = p
+		// Of those that cost the same, the first here.
+		best := r.policy(Drop)
+		for _, p := range []Policy{Update, Lazy, DropKernel, PerUse} {
+			if x := r.policy(p); x.Times[i].Total < best.Times[i].Total {
+				best = x
 			}
 		}
 		r.Recommended.Best[m.Name] = best.Policy.String()
 	}
-	n := len(r.Curve.Sizes)
+	n := len(r.Curve.all)
 	if n == 0 {
 		return
 	}
-	most := r.Curve.Sizes[n-1].Hits
-	for _, p := range r.Curve.Sizes {
+	most := r.Curve.all[n-1].Hits
+	for _, p := range r.Curve.all {
 		if float64(p.Hits) >= 0.99*float64(most) {
 			r.Recommended.MaxBytes = ceilPower(p.SizeBytes)
 			break
@@ -306,18 +319,20 @@ func (r *Result) answer() {
 			Model:  m.Name,
 			PerUse: share(per.Deregister, per.Total), Cached: share(drop.Deregister, drop.Total), KernelSide: share(kernel.Deregister, kernel.Total),
 		}
+		percent := report.Percent.Format
 		switch {
 		case r.policy(PerUse).Requests == 0:
 			a.Text = "the trace has no requests"
-		case kernel.Deregister > max(kernel.Register, kernel.Invalidate, kernel.Hit, kernel.Wait):
-			a.Text = "deregistering dominates if the kernel does it"
 		default:
-			a.Text = "deregistering doesn't dominate, even if the kernel does it"
-		}
-		if a.Text != "the trace has no requests" {
-			a.Text += fmt.Sprintf(" (%s of the time, %s beside the program, %s without a cache); %s costs most, %s",
-				report.Percent.Format(a.KernelSide), report.Percent.Format(a.Cached), report.Percent.Format(a.PerUse),
-				drop.largest(), saving(per.Total, drop.Total))
+			does := "doesn't dominate, even if the kernel does it"
+			if kernel.Deregister > max(kernel.Register, kernel.Invalidate, kernel.Hit, kernel.Wait) {
+				does = "dominates if the kernel does it"
+				if drop.Deregister > max(drop.Register, drop.Invalidate, drop.Hit, drop.Wait) {
+					does = "dominates"
+				}
+			}
+			a.Text = fmt.Sprintf("deregistering %s: it is %s of what the program pays with a cache if the kernel does it, %s if it is done beside the program, %s without a cache; with a cache, %s costs most, and %s",
+				does, percent(a.KernelSide), percent(a.Cached), percent(a.PerUse), drop.largest(), saving(per.Total, drop.Total))
 		}
 		r.Answers = append(r.Answers, a)
 	}
@@ -348,11 +363,11 @@ func (t *Time) parts() []part {
 func saving(without, with float64) string {
 	switch {
 	case with <= 0 || without <= 0:
-		return "a cache changes nothing"
+		return "it changes nothing"
 	case with > without:
-		return fmt.Sprintf("a cache makes it %.2g times slower", with/without)
+		return fmt.Sprintf("it is %.2g times slower than without", with/without)
 	default:
-		return fmt.Sprintf("a cache makes it %.3g times faster", without/with)
+		return fmt.Sprintf("it is %.3g times faster than without", without/with)
 	}
 }
 
@@ -378,6 +393,9 @@ func secondsText(v float64) string {
 // printable keeps what a recorded program is called from changing the terminal.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
+		if r == '\n' || r == '\t' {
+			return ' '
+		}
 		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 || r == 0xfffd {
 			return '?'
 		}
@@ -391,7 +409,7 @@ func (r *Result) facts() []report.Fact {
 	facts := []report.Fact{
 		{Name: "program", Value: strings.Join(r.Trace.Command, " ")},
 		{Name: "recorded", Value: fmt.Sprintf("%s of %s, kernel %s", report.Seconds.Format(c.Seconds), r.Trace.Mode, r.Trace.Kernel)},
-		{Name: "events", Value: fmt.Sprintf("%d, %d of them VM operations that changed pages, in %d processes", c.Events, c.Changing, c.Processes)},
+		{Name: "events", Value: fmt.Sprintf("%d, %d of them VM operations that changed pages (%d in processes that have requests), in %d processes", c.Events, c.Changing, c.Monitored, c.Processes)},
 		{Name: "requests", Value: fmt.Sprintf("%d uses of %s, %d registrations of %s", c.Uses, bytesText(c.UseBytes), c.Registrations, bytesText(c.RegisterBytes))},
 		{Name: "limits", Value: fmt.Sprintf("%d regions, %s, merged up to %s", r.Settings.MaxRegions, bytesText(r.Settings.MaxBytes), bytesText(r.Settings.MergeBytes))},
 	}

@@ -46,6 +46,7 @@ type timeline struct {
 	shift   uint // of a page
 	pending []action
 	spaces  map[uint32]uint32
+	each    []perSpace
 	live    map[handle]uint32 // registrations that the program holds
 	free    []uint32
 	slots   uint32
@@ -54,6 +55,9 @@ type timeline struct {
 	counts  Counts
 	meta    trace.Meta
 }
+
+// perSpace is what is counted for a process.
+type perSpace struct{ changing, requests uint64 }
 
 // handle names a registration of the program.
 type handle struct {
@@ -70,6 +74,9 @@ type Counts struct {
 	// Operations is the number of VM operations, by kind, that changed pages.
 	Operations map[string]uint64 `json:"operations"`
 	Changing   uint64            `json:"changing_operations"`
+	// Monitored are those in processes that have requests: the others need no
+	// monitor.
+	Monitored uint64 `json:"monitored_operations"`
 	// Uses and Registrations are the requests by kind; UseBytes their lengths.
 	Uses          uint64 `json:"uses"`
 	UseBytes      uint64 `json:"use_bytes"`
@@ -142,6 +149,11 @@ func (t *timeline) run(r *trace.Reader, canceled func() error) error {
 	}
 	t.flush(len(t.pending))
 	t.counts.Processes = len(t.spaces)
+	for _, x := range t.each {
+		if x.requests > 0 {
+			t.counts.Monitored += x.changing
+		}
+	}
 	t.counts.Seconds = time.Duration(t.now).Seconds()
 	t.counts.Operations = make(map[string]uint64)
 	for o, n := range t.counts.operations {
@@ -192,6 +204,7 @@ func (t *timeline) space(pid uint32) (uint32, error) {
 		}
 		s = uint32(len(t.spaces))
 		t.spaces[pid] = s
+		t.each = append(t.each, perSpace{})
 	}
 	return s, nil
 }
@@ -234,6 +247,7 @@ func (t *timeline) event(e *trace.Event) error {
 			return nil
 		}
 		t.counts.Uses++
+		t.each[space].requests++
 		t.counts.UseBytes += uint64(e.Range.Len())
 		slot, err := t.slot()
 		if err != nil {
@@ -253,6 +267,7 @@ func (t *timeline) event(e *trace.Event) error {
 			t.pending = append(t.pending, action{at: begin, kind: actRelease, slot: old, space: space})
 		}
 		t.counts.Registrations++
+		t.each[space].requests++
 		t.counts.RegisterBytes += uint64(e.Range.Len())
 		slot, err := t.slot()
 		if err != nil {
@@ -282,6 +297,7 @@ func (t *timeline) operation(e *trace.Event, space uint32, at int64) {
 		return
 	}
 	t.counts.Changing++
+	t.each[space].changing++
 	t.counts.operations[e.Op]++
 	for _, r := range []vm.Range{a, b} {
 		if s, n := t.pages(r); s < n {
