@@ -213,10 +213,13 @@ type Overhead struct {
 	// Measured says that the BPF programs' time is known.
 	Measured bool   `json:"measured"`
 	Runs     uint64 `json:"bpf_runs"`
-	// Seconds is the time in BPF programs, ReaderSeconds the processor time of
-	// the profiler meanwhile.
-	Seconds       float64 `json:"bpf_seconds"`
-	ReaderSeconds float64 `json:"reader_seconds"`
+	// Seconds is the time in BPF programs for the program's tasks, MachineSeconds
+	// that for all tasks of the machine: the programs look at every system call
+	// for whose it is. ReaderSeconds is the processor time of the profiler
+	// meanwhile.
+	Seconds        float64 `json:"bpf_seconds"`
+	MachineSeconds float64 `json:"bpf_machine_seconds"`
+	ReaderSeconds  float64 `json:"reader_seconds"`
 	// ProgramSeconds is the processor time of the program and the children that
 	// it waited for; 0 if it isn't known.
 	ProgramSeconds float64 `json:"program_seconds"`

@@ -390,7 +390,8 @@ func (r *run) finish() (*Result, error) {
 	res.ExitCode = -1
 	res.Lost = Lost{Events: stats.LostEvents, Stacks: stats.LostStacks, Tasks: stats.LostTasks, Mappings: r.spaces.lost}
 	res.Overhead = Overhead{
-		Measured: stats.Measured, Runs: stats.Runs, Seconds: stats.Time.Seconds(), ReaderSeconds: reader.Seconds(),
+		Measured: stats.Measured, Runs: stats.Runs, Seconds: stats.FollowedTime.Seconds(),
+		MachineSeconds: stats.Time.Seconds(), ReaderSeconds: reader.Seconds(),
 	}
 	if r.exit != nil {
 		status, _ := r.exit.Sys().(syscall.WaitStatus)

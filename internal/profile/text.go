@@ -186,12 +186,15 @@ func (p *printer) rest(r *Result) {
 	p.f("\n")
 	switch {
 	case o.Measured && o.ProgramSeconds > 0:
-		p.f("Profiling took at most %s in BPF programs (%.1f %% of the program's %s of processor time) and %s in pindown.\n",
+		p.f("Profiling took %s in BPF programs (%.1f %% of the program's %s of processor time) and %s in pindown.\n",
 			duration(o.Seconds), 100*o.Share, duration(o.ProgramSeconds), duration(o.ReaderSeconds))
 	case o.Measured:
 		p.f("Profiling took %s in BPF programs and %s in pindown.\n", duration(o.Seconds), duration(o.ReaderSeconds))
 	default:
 		p.f("Profiling took %s in pindown; the BPF programs' time wasn't measured.\n", duration(o.ReaderSeconds))
+	}
+	if o.MachineSeconds > 2*o.Seconds && o.MachineSeconds > 0.001 {
+		p.f("For all of the machine's system calls the BPF programs took %s.\n", duration(o.MachineSeconds))
 	}
 	l := r.Lost
 	if l != (Lost{}) {

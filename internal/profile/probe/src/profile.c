@@ -221,6 +221,16 @@ static __inline_always void introduce(struct task *t, u32 what)
 	send(e);
 }
 
+/* Counts the system calls of members, whatever they are: entry 0. */
+static __inline_always void count_entry(void)
+{
+	u32 nothing = NOTHING;
+	struct count *c = bpf_map_lookup_elem(&counts, &nothing);
+
+	if (c)
+		c->calls++;
+}
+
 /* Where in the program it happens. */
 static __inline_always s32 where(void *ctx, u64 *top, u64 sp)
 {
@@ -327,6 +337,7 @@ int on_enter(u64 *ctx)
 
 	if (!t)
 		return 0;
+	count_entry();
 	if (t->fresh)
 		introduce(t, PROCESS);
 	t->what = NOTHING;

@@ -1,0 +1,344 @@
+// Profiles makes the figures of docs/vm-activity.md anew: it runs each workload
+// under the profiler a few times, replays the recordings, and writes the tables
+// into the document, between its markers, and all figures to a file of JSON.
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/pindown/pindown/internal/profile"
+	"github.com/pindown/pindown/internal/replay"
+	"github.com/pindown/pindown/internal/workloads"
+	"github.com/pindown/pindown/trace"
+)
+
+type options struct {
+	runs, scale int
+	only        string
+	doc, data   string
+	keep        string
+}
+
+func main() {
+	var o options
+	flag.IntVar(&o.runs, "runs", 5, "how often each workload runs")
+	flag.IntVar(&o.scale, "scale", 5, "about how many seconds a run takes")
+	flag.StringVar(&o.only, "only", "", "the workload of this `name` alone, which writes no document")
+	flag.StringVar(&o.doc, "doc", "docs/vm-activity.md", "the document")
+	flag.StringVar(&o.data, "data", "docs/vm-activity.json", "all figures")
+	flag.StringVar(&o.keep, "keep", "", "keep the recordings in this `directory`")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := o.run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "profiles:", err)
+		stop()
+		os.Exit(1) //nolint:forbidigo,gocritic // This is a main.
+	}
+}
+
+// figures are what the document shows of a workload, one value for each run.
+type figures struct {
+	Name     string `json:"name"`
+	What     string `json:"what"`
+	UseBytes uint64 `json:"use_bytes"`
+	// Seconds, and the others below, have a value for each run.
+	Seconds    []float64 `json:"seconds"`
+	Processes  []float64 `json:"processes"`
+	Operations []float64 `json:"operations"`
+	Changes    []float64 `json:"changes"`
+	// Share is the time in VM operations of the time that there was.
+	Share    []float64            `json:"share_of_time"`
+	Uses     []float64            `json:"uses"`
+	UseSize  []float64            `json:"use_bytes_sum"`
+	Lost     []float64            `json:"lost"`
+	Overhead []float64            `json:"overhead_share"`
+	Calls    map[string][]float64 `json:"calls"`
+	// HitRate and Pinned are of policy drop.
+	HitRate []float64         `json:"hit_rate"`
+	Stale   []float64         `json:"misses_stale_share"`
+	Pinned  []float64         `json:"peak_pinned_bytes"`
+	Models  map[string]*split `json:"models"`
+}
+
+// split is where the time goes under a cost model, by policy and part, in
+// seconds.
+type split map[string]map[string][]float64
+
+func (o *options) run(ctx context.Context) error {
+	var all []*figures
+	var models []replay.Model
+	for _, w := range workloads.All() {
+		if o.only != "" && w.Name != o.only {
+			continue
+		}
+		f, m, err := o.measure(ctx, &w)
+		if errors.Is(err, workloads.ErrMissing) {
+			fmt.Fprintf(os.Stderr, "%s: left out: %v\n", w.Name, err)
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("workload %s: %w", w.Name, err)
+		}
+		all, models = append(all, f), m
+	}
+	var tables bytes.Buffer
+	write(&tables, all, models, o)
+	if o.only != "" {
+		_, err := tables.WriteTo(os.Stdout)
+		return err
+	}
+	if err := replaceFigures(o.doc, tables.Bytes()); err != nil {
+		return err
+	}
+	b, err := json.MarshalIndent(map[string]any{"workloads": all, "models": models}, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(o.data, append(b, '\n'), 0o644) //nolint:gosec // It is for everybody.
+}
+
+func (o *options) measure(ctx context.Context, w *workloads.Workload) (_ *figures, _ []replay.Model, err error) {
+	dir, err := os.MkdirTemp("", "workload")
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // Another user may have to come in.
+		return nil, nil, err
+	}
+	p, err := w.Prepare(ctx, dir, o.scale)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, e := range p.Env {
+		name, value, _ := strings.Cut(e, "=")
+		if err := os.Setenv(name, value); err != nil {
+			return nil, nil, err
+		}
+		defer func() { err = errors.Join(err, os.Unsetenv(name)) }()
+	}
+	f := &figures{Name: w.Name, What: w.What, UseBytes: w.UseBytes, Models: map[string]*split{}, Calls: map[string][]float64{}}
+	var models []replay.Model
+	for i := range o.runs {
+		if models, err = o.once(ctx, w, p, f, i); err != nil {
+			return nil, nil, err
+		}
+		fmt.Fprintf(os.Stderr, "%s: run %d of %d: %.1f s, %.0f operations, %.0f uses\n", w.Name, i+1, o.runs, last(f.Seconds), last(f.Operations), last(f.Uses))
+	}
+	return f, models, nil
+}
+
+func last(v []float64) float64 { return v[len(v)-1] }
+
+// once runs a workload once and adds to its figures.
+func (o *options) once(ctx context.Context, w *workloads.Workload, p *workloads.Prepared, f *figures, i int) (_ []replay.Model, err error) {
+	path := filepath.Join(cmp.Or(o.keep, os.TempDir()), fmt.Sprintf("%s-%d.pdtrace", strings.ReplaceAll(w.Name, " ", "-"), i))
+	rec, err := os.Create(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		err = errors.Join(err, rec.Close())
+		if o.keep == "" {
+			err = errors.Join(err, os.Remove(path))
+		}
+	}()
+	var out bytes.Buffer
+	res, err := profile.Run(ctx, &profile.Options{
+		Command: p.Command, Stdout: &out, Stderr: &out, UseBytes: w.UseBytes, Trace: rec, RingBytes: 64 << 20, Tool: "profiles",
+	})
+	if err != nil {
+		return nil, err
+	}
+	if res.ExitCode != 0 {
+		return nil, fmt.Errorf("exit code %d: %s", res.ExitCode, out.Bytes())
+	}
+	if _, err := rec.Seek(0, io.SeekStart); err != nil {
+		return nil, err
+	}
+	r, err := trace.NewReader(rec)
+	if err != nil {
+		return nil, err
+	}
+	rep, err := replay.Run(ctx, r, &replay.Options{})
+	if err != nil {
+		return nil, err
+	}
+	f.add(res, rep)
+	return rep.Models, nil
+}
+
+func (f *figures) add(res *profile.Result, rep *replay.Result) {
+	var operations, changes uint64
+	var seconds float64
+	for name, o := range res.Operations {
+		operations += o.Count
+		changes += o.Changes
+		seconds += o.Seconds
+		f.Calls[name] = append(f.Calls[name], float64(o.Count))
+	}
+	f.Seconds = append(f.Seconds, res.Seconds)
+	f.Processes = append(f.Processes, float64(res.Processes))
+	f.Operations = append(f.Operations, float64(operations))
+	f.Changes = append(f.Changes, float64(changes))
+	f.Share = append(f.Share, seconds/res.Seconds)
+	f.Uses = append(f.Uses, float64(res.Uses.Count))
+	f.UseSize = append(f.UseSize, float64(res.Uses.Bytes))
+	f.Lost = append(f.Lost, float64(res.Lost.Events))
+	f.Overhead = append(f.Overhead, res.Overhead.Share)
+	for _, p := range rep.Policies {
+		name := p.Policy.String()
+		if p.Policy == replay.Drop {
+			f.HitRate = append(f.HitRate, p.HitRate)
+			f.Pinned = append(f.Pinned, float64(p.PeakBytes))
+			f.Stale = append(f.Stale, float64(p.MissesStale)/float64(max(1, p.Requests)))
+		}
+		for _, t := range p.Times {
+			s := f.Models[t.Model]
+			if s == nil {
+				s = &split{}
+				f.Models[t.Model] = s
+			}
+			parts := (*s)[name]
+			if parts == nil {
+				parts = map[string][]float64{}
+				(*s)[name] = parts
+			}
+			for part, v := range map[string]float64{
+				"register": t.Register, "update": t.Update, "deregister": t.Deregister, "invalidate": t.Invalidate,
+				"hit": t.Hit, "wait": t.Wait, "total": t.Total, "beside": t.Beside,
+			} {
+				parts[part] = append(parts[part], v)
+			}
+		}
+	}
+}
+
+// Markers in the document.
+const (
+	begin = "<!-- figures: begin (made by internal/workloads/profiles) -->\n"
+	end   = "<!-- figures: end -->\n"
+)
+
+func replaceFigures(path string, tables []byte) error {
+	doc, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	before, rest, ok := bytes.Cut(doc, []byte(begin))
+	_, after, ok2 := bytes.Cut(rest, []byte(end))
+	if !ok || !ok2 {
+		return fmt.Errorf("%s has no place for figures", path)
+	}
+	return os.WriteFile(path, slices.Concat(before, []byte(begin), tables, []byte(end), after), 0o644) //nolint:gosec // It is for everybody.
+}
+
+func write(w io.Writer, all []*figures, models []replay.Model, o *options) {
+	var u strings.Builder
+	for _, m := range models {
+		fmt.Fprintf(&u, "- **%s**: registering %.3g µs and %.3g ns a page, deregistering %.3g µs and %.3g ns. %s. Assumed: %s.\n",
+			m.Name, m.Register.Call/1000, m.Register.Page, m.Deregister.Call/1000, m.Deregister.Page, m.Source, cmp.Or(m.Assumed, "nothing"))
+	}
+	fmt.Fprintf(w, "\nMedian of %d runs, in parentheses the least and the most. %s, %d CPUs.\n\n", o.runs, runtime.GOARCH, runtime.NumCPU())
+	fmt.Fprintln(w, "### What the programs do")
+	fmt.Fprintln(w, "\n| Program | Seconds | VM operations/s | that change pages/s | Time in them | Uses/s | Mean use | Profiling |")
+	fmt.Fprintln(w, "|---|---:|---:|---:|---:|---:|---:|---:|")
+	for _, f := range all {
+		fmt.Fprintf(w, "| %s | %s | %s | %s | %s | %s | %s | %s |\n", f.Name, spread(f.Seconds, "%.1f"),
+			spread(ratio(f.Operations, f.Seconds), "%.0f"), spread(ratio(f.Changes, f.Seconds), "%.0f"), percent(f.Share),
+			spread(ratio(f.Uses, f.Seconds), "%.0f"), profile.FormatSize(uint64(median(f.UseSize)/max(1, median(f.Uses)))), percent(f.Overhead))
+	}
+	fmt.Fprintln(w, "\n| Program | Calls |\n|---|---|")
+	for _, f := range all {
+		names := slices.SortedFunc(maps.Keys(f.Calls), func(a, b string) int { return cmp.Compare(median(f.Calls[b]), median(f.Calls[a])) })
+		var calls []string
+		for _, n := range names {
+			calls = append(calls, fmt.Sprintf("%s %.0f", n, median(f.Calls[n])))
+		}
+		fmt.Fprintf(w, "| %s | %s |\n", f.Name, strings.Join(calls, ", "))
+	}
+	fmt.Fprintln(w, "\n### The cost models")
+	fmt.Fprintf(w, "\n%s", u.String())
+	fmt.Fprintln(w, "\n### A cache for their transfers")
+	fmt.Fprintln(w, "\n| Program | Hit rate | Misses since stale | Pinned at most |\n|---|---:|---:|---:|")
+	for _, f := range all {
+		fmt.Fprintf(w, "| %s | %s | %s | %s |\n", f.Name, percent(f.HitRate), percent(f.Stale), profile.FormatSize(uint64(median(f.Pinned))))
+	}
+	for _, m := range models {
+		fmt.Fprintf(w, "\n#### %s\n\nOf the time that registration costs the program, with a cache (policy drop-kernel: the VM operation pays for the deregistration; "+
+			"with policy drop it is done beside the program, and the column is empty):\n\n", m.Name)
+		fmt.Fprintln(w, "| Program | Register | Deregister | Invalidate | Hit | Wait | Total per use | No cache: total per use | of it deregister |")
+		fmt.Fprintln(w, "|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+		for _, f := range all {
+			s := *f.Models[m.Name]
+			d, n := s[replay.DropKernel.String()], s[replay.PerUse.String()]
+			fmt.Fprintf(w, "| %s |", f.Name)
+			for _, part := range []string{"register", "deregister", "invalidate", "hit", "wait"} {
+				fmt.Fprintf(w, " %s |", percent(ratio(d[part], d["total"])))
+			}
+			fmt.Fprintf(w, " %s | %s | %s |\n", micro(ratio(d["total"], f.Uses)), micro(ratio(n["total"], f.Uses)), percent(ratio(n["deregister"], n["total"])))
+		}
+	}
+	fmt.Fprintln(w)
+}
+
+func ratio(a, b []float64) []float64 {
+	r := make([]float64, len(a))
+	for i := range a {
+		if b[i] != 0 {
+			r[i] = a[i] / b[i]
+		}
+	}
+	return r
+}
+
+func median(v []float64) float64 {
+	s := slices.Sorted(slices.Values(v))
+	if len(s) == 0 {
+		return 0
+	}
+	return (s[len(s)/2] + s[(len(s)-1)/2]) / 2
+}
+
+// spread formats the median, the least and the most, which may be the same.
+func spread(v []float64, format string) string {
+	if len(v) == 0 {
+		return "–"
+	}
+	m, lo, hi := fmt.Sprintf(format, median(v)), fmt.Sprintf(format, slices.Min(v)), fmt.Sprintf(format, slices.Max(v))
+	if lo == hi {
+		return m
+	}
+	return fmt.Sprintf("%s (%s–%s)", m, lo, hi)
+}
+
+func percent(v []float64) string {
+	p := make([]float64, len(v))
+	for i := range v {
+		p[i] = 100 * v[i]
+	}
+	return spread(p, "%.1f") + " %"
+}
+
+func micro(v []float64) string {
+	p := make([]float64, len(v))
+	for i := range v {
+		p[i] = 1e6 * v[i]
+	}
+	return spread(p, "%.2f") + " µs"
+}
