@@ -27,10 +27,11 @@ type RevokingUpdater interface {
 	//   - work posted later under the keys doesn't reach any page. It fails,
 	//     or the device holds it back until Load, as an adapter does that
 	//     answers "receiver not ready";
-	//   - work posted earlier that had begun has reached the old pages as far
-	//     as it went and goes no further, unless the device documents that
-	//     work which has begun keeps its pages: then only [Flusher] tells when
-	//     it is over. To have all of it succeed, wait for it before Revoke.
+	//   - work posted earlier that had begun reaches the old pages no more. What
+	//     is left of it fails; if Load comes first it may go on, or start over,
+	//     with the new pages. To have all of it succeed on the old pages, wait
+	//     for it before Revoke: see [Flusher]. A device may document that work which has
+	//     begun keeps its pages; then only Flusher tells when it is over.
 	//
 	// The pages may stay pinned until Load or Deregister.
 	//

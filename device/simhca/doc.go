@@ -29,9 +29,10 @@
 // # Updates
 //
 // [Device.Update] is atomic: it swaps what the keys mean between two packets.
-// [Device.Revoke] and [Device.Load] are the other way. A page that is in the
-// middle of being read or written is finished where it was begun, so it is
-// never torn: packets of one request that meet in a page reach the same page.
+// [Device.Revoke] and [Device.Load] are the other way. A page is never torn:
+// packets of one request that meet in a page reach the same page, since a
+// request finishes a page where it began it; if it can't, because the key was
+// revoked meanwhile, it starts over from its first byte.
 //
 // # Failures
 //

@@ -140,17 +140,23 @@ func (q *Queue) packet(r *request, f Fault) Status {
 		remoteNeed, side = device.LocalWrite, sideReceive
 	}
 	here, status := q.dev.beginUse(&r.local, q.pd, local.Key, local.Addr, n, localNeed, sideLocal)
-	if status != StatusSuccess {
-		return status
-	}
-	there, status := peer.dev.beginUse(&r.remote, peer.pd, remote.Key, remote.Addr, n, remoteNeed, side)
-	if status != StatusSuccess {
+	if status == StatusSuccess {
+		var there use
+		there, status = peer.dev.beginUse(&r.remote, peer.pd, remote.Key, remote.Addr, n, remoteNeed, side)
+		if status == StatusSuccess {
+			status = q.move(r, f, here, there, n)
+			peer.dev.endUse(there)
+		} else {
+			status = q.refused(r, status)
+		}
 		q.dev.endUse(here)
-		return q.refused(r, status)
 	}
-	status = q.move(r, f, here, there, n)
-	peer.dev.endUse(there)
-	q.dev.endUse(here)
+	if status == statusRestart {
+		q.dev.forget(&r.local)
+		peer.dev.forget(&r.remote)
+		r.done = 0
+		return StatusInvalid
+	}
 	if status != StatusSuccess {
 		return status
 	}
@@ -206,7 +212,7 @@ func (q *Queue) meet(r *request, peer *Queue) Status {
 
 // refused is what becomes of a request whose other end refused it.
 func (q *Queue) refused(r *request, s Status) Status {
-	if r.Op == OpSend && s != statusTryLater {
+	if r.Op == OpSend && s < statusTryLater {
 		q.endSend(r, s)
 		return StatusRemoteOperation
 	}

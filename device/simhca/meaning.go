@@ -76,8 +76,8 @@ func (d *Device) freeLocked(e *entry) {
 }
 
 // view is what a request remembers of one of its sides: the meaning under
-// which it reached its last page. It goes on with it after an update; not after
-// a revocation.
+// which it reached its last page. It goes on with it after an update. After a
+// revocation it starts over, as a requester does that has to send again.
 type view struct {
 	key    uint32
 	page   uintptr  // the number of the page's address.
@@ -99,8 +99,11 @@ func (d *Device) beginUse(v *view, pd *ProtectionDomain, key uint32, addr, n uin
 	d.mu.Lock()
 	defer d.unlock()
 	number := addr / d.page
-	if v.m == nil || v.key != key || v.m.revoked || (v.window != nil && v.window.revoked) ||
-		(v.page != number && !d.opts.KeepPages) {
+	if v.m != nil && (v.m.revoked || v.window != nil && v.window.revoked) {
+		d.forgetLocked(v)
+		return use{}, statusRestart
+	}
+	if v.m == nil || v.key != key || v.page != number && !d.opts.KeepPages {
 		d.forgetLocked(v)
 		e, m, window, status := d.lookupLocked(pd, key, s)
 		if status != StatusSuccess {

@@ -34,7 +34,7 @@ type Options struct {
 	// KeepPages says that a request which has begun keeps the pages that it
 	// first met under each key when the key is updated, as an io_uring does.
 	// Without, it keeps the page that it is in the middle of, and looks the
-	// next one up afresh. Revoke and Deregister stop it in either case.
+	// next one up afresh. Revoke and Deregister end that in either case.
 	KeepPages bool
 	// HoldRevoked says that peers' requests under a revoked key are answered
 	// "receiver not ready" and wait until Load. Without, they fail.

@@ -35,6 +35,9 @@ type QueueOptions struct {
 // after it may overtake it. Requests that change a key wait for all before
 // them and hold up all after them. Completions come in the order of posting.
 //
+// A request whose key was revoked when it had begun starts over, and fails if
+// the key means nothing still.
+//
 // A request that fails puts the queue into error: those after it complete with
 // StatusFlushed, so do receives, and what is posted then. Reset ends that.
 type Queue struct {

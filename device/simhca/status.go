@@ -39,8 +39,10 @@ const (
 	// couldn't be reached.
 	StatusGeneral // general error
 
-	// statusTryLater is an answer, not an outcome: try again later.
+	// Answers to a packet, not outcomes: try it again later; start over with
+	// the first one.
 	statusTryLater
+	statusRestart
 )
 
 // StatusError is the error of a status other than success. It wraps nothing.
