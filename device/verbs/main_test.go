@@ -20,8 +20,7 @@ import (
 // TestMain fails if a goroutine or an open adapter is left at the end.
 func TestMain(m *testing.M) {
 	if run := children[os.Getenv(childEnv)]; run != nil {
-		run()
-		os.Exit(0)
+		os.Exit(runChild(run))
 	}
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
 		if left := openAdapters(); code == 0 && len(left) > 0 {
