@@ -137,8 +137,8 @@ func (t *Reader) decode() Record {
 	if len(t.rest) == 0 {
 		return t.spoiled()
 	}
-	n, size := uint64(0), 0
-	if n, size = binary.Uvarint(t.rest[1:]); size <= 0 || n > maxRecord || n > uint64(len(t.rest)-1-size) {
+	n, size := binary.Uvarint(t.rest[1:])
+	if size <= 0 || n > maxRecord || n > uint64(len(t.rest)-1-size) {
 		return t.spoiled()
 	}
 	kind, body := tag(t.rest[0]), t.rest[1+size:][:n]

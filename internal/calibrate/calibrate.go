@@ -21,7 +21,7 @@ import (
 	"github.com/pindown/pindown/vm"
 )
 
-// ErrNotSupported: the device registers nothing that could be timed.
+// ErrNotSupported says that the device registers nothing that could be timed.
 var ErrNotSupported = errors.New("can't be measured here")
 
 // Name is that of the model.

@@ -204,9 +204,9 @@ func (s *stack) holeAfter(slot int32, page uint64) bool {
 
 func (s *stack) lastHole(slot int32) *piece {
 	l := s.slots[slot]
-	for i := len(l) - 1; i >= 0; i-- {
-		if l[i].hole {
-			return l[i]
+	for _, p := range slices.Backward(l) {
+		if p.hole {
+			return p
 		}
 	}
 	return nil
@@ -353,7 +353,6 @@ type curve struct {
 	far       map[int64]*point
 	infinite  point
 	processes []*stack
-	pieces    int
 }
 
 // point counts requests and the pages that they were for.
@@ -375,7 +374,7 @@ func (c *curve) run(batch []action) {
 	for i := range batch {
 		a := &batch[i]
 		if a.kind == actRelease {
-			continue
+			continue // the curve knows nothing of what is in use
 		}
 		for int(a.space) >= len(c.processes) {
 			c.processes = append(c.processes, nil)
@@ -390,7 +389,7 @@ func (c *curve) run(batch []action) {
 			c.count(s.use(a.start, a.end), a.end-a.start)
 		case actInvalidate:
 			s.invalidate(a.start, a.end)
-		case actReset:
+		default: // actReset
 			c.processes[a.space] = nil
 		}
 	}
