@@ -45,8 +45,8 @@ func run(ctx context.Context, args []string, w io.Writer) error {
 	f.StringSliceVar(&o.Patterns, "pattern", []string{"uniform", "same", "different", "random", "room", "evict",
 		"operation", "acquire-after", "acquire-during", "hit-during", "reclaim", "total", "heap"}, "patterns to run")
 	f.StringSliceVar(&o.Impls, "impl", nil, "implementations to run (default all)")
-	f.DurationVar(&o.Duration, "duration", 20*time.Millisecond, "time of one measurement in one round")
-	f.IntVar(&o.Rounds, "rounds", 11, "number of rounds, and so of pairs")
+	f.DurationVar(&o.Duration, "duration", 10*time.Millisecond, "time of one measurement in one round")
+	f.IntVar(&o.Rounds, "rounds", 25, "number of rounds, and so of pairs")
 	f.BoolVar(&o.Short, "short", false, "measure little and briefly")
 	f.StringVar(&file, "json", "", "file to write the rows to, as JSON")
 	if err := f.Parse(args); err != nil {

@@ -267,4 +267,4 @@ func (s *resident) workers(impl string, threads int) (list []Worker, off func(),
 }
 
 // warm is how long a loop runs before it is measured.
-func (r *runner) warm() time.Duration { return r.o.Duration / 8 }
+func (r *runner) warm() time.Duration { return r.o.Duration / 4 }
