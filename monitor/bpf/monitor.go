@@ -40,6 +40,8 @@ type Monitor struct {
 	scratch   *scratch
 	newsLost  *ebpf.Variable
 	probed    *ebpf.Variable
+	asleep    *ebpf.Variable
+	fence     atomic.Uint32
 	stop      chan struct{}
 	wg        sync.WaitGroup
 	beats     atomic.Uint64
@@ -121,7 +123,7 @@ func (m *Monitor) start(o *Options) error {
 	if m.table, err = mapTable(m.coll.Maps["table"], bits); err != nil {
 		return err
 	}
-	m.newsLost, m.probed = m.coll.Variables["news_lost"], m.coll.Variables["probed"]
+	m.newsLost, m.probed, m.asleep = m.coll.Variables["news_lost"], m.coll.Variables["probed"], m.coll.Variables["asleep"]
 	if m.mode == ModeSyscalls {
 		if m.maps, err = sys.OpenMaps(); err != nil {
 			return fmt.Errorf("open maps: %w", err)
@@ -247,6 +249,7 @@ func tryLoad(cache *btf.Cache, p *program) (*ebpf.Collection, error) {
 		"probe_start":  uint64(p.probe),
 		"bucket_shift": uint32(64 - p.bits),
 		"can_probe":    boolean(p.canProbe),
+		"news_half":    uint64(p.newsBytes / 2),
 		"page_size":    uint64(os.Getpagesize()),
 	}
 	switch p.mode {

@@ -19,10 +19,19 @@ const (
 	shmRemap = 0o40000
 )
 
-// newsSettle is how long after the last news the reader looks again before it
-// sleeps. It is longer than the kernel's clock tick, of 10 ms at most: news of
-// the tick in which the reader was woken doesn't wake it again.
-const newsSettle = 25 * time.Millisecond
+// The reader is woken by the first news after a quiet time. From then on it
+// looks by itself, at intervals that double from newsSoon to newsLate, and
+// sleeps after newsQuiet looks for nothing: to be woken costs the thread that
+// carries out the operation more than all the rest.
+//
+// A sleep ends after newsNap whatever happens: news that was being sent while
+// the reader fell asleep may not have woken it.
+const (
+	newsSoon  = time.Millisecond
+	newsLate  = 4 * time.Millisecond
+	newsQuiet = 3
+	newsNap   = time.Second
+)
 
 // readNews passes on what the programs send until the reader is closed. One
 // operation may send the same news many times, once for each page table that
@@ -37,13 +46,36 @@ func (m *Monitor) readNews() {
 		last = vm.Event{}
 		m.countLost()
 	}
+	wait := func(d time.Duration) {
+		// The reader rounds down to whole milliseconds.
+		m.news.SetDeadline(time.Now().Add(d + time.Millisecond - time.Microsecond))
+	}
+	pause, quiet := newsSoon, 0
+	settled := false // asked to be woken, and looked once more after that
+	settle := func() {
+		pause, quiet, settled = newsSoon, 0, true
+		if err := m.asleep.Set(uint32(1)); err != nil {
+			m.log.Warn("bpf monitor's news reader can't be woken", "err", err)
+		}
+		m.fence.Add(1) // or the ring may be looked at before the flag is seen
+		m.news.SetDeadline(time.Now())
+	}
+	settle()
 	for {
 		switch err := m.news.ReadInto(&rec); {
 		case errors.Is(err, os.ErrClosed):
 			return
 		case errors.Is(err, os.ErrDeadlineExceeded):
+			// The ring is empty.
 			flush()
-			m.news.SetDeadline(time.Time{})
+			if quiet++; quiet == 1 && settled {
+				wait(newsNap)
+			} else if settled || quiet > newsQuiet {
+				settle()
+			} else {
+				wait(pause)
+				pause = min(2*pause, newsLate)
+			}
 			continue
 		case err != nil:
 			// Nothing depends on news but promptness.
@@ -59,7 +91,8 @@ func (m *Monitor) readNews() {
 		}
 		if rec.Remaining == 0 {
 			flush()
-			m.news.SetDeadline(time.Now().Add(newsSettle))
+			quiet, settled = 0, false
+			wait(pause)
 		}
 	}
 }

@@ -37,12 +37,14 @@ const (
 	programProgOnUnlock     = "on_unlock"
 	programProgTouchRange   = "touch_range"
 	programVarAlone         = "alone"
+	programVarAsleep        = "asleep"
 	programVarBucketShift   = "bucket_shift"
 	programVarCanProbe      = "can_probe"
 	programVarCurrentMm     = "current_mm"
 	programVarHooks         = "hooks"
 	programVarLockHasPath   = "lock_has_path"
 	programVarMeasured      = "measured"
+	programVarNewsHalf      = "news_half"
 	programVarNewsLost      = "news_lost"
 	programVarNewsWoke      = "news_woke"
 	programVarOldBrk        = "old_brk"
@@ -127,12 +129,14 @@ type programMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type programVariableSpecs struct {
 	Alone       *ebpf.VariableSpec `ebpf:"alone"`
+	Asleep      *ebpf.VariableSpec `ebpf:"asleep"`
 	BucketShift *ebpf.VariableSpec `ebpf:"bucket_shift"`
 	CanProbe    *ebpf.VariableSpec `ebpf:"can_probe"`
 	CurrentMm   *ebpf.VariableSpec `ebpf:"current_mm"`
 	Hooks       *ebpf.VariableSpec `ebpf:"hooks"`
 	LockHasPath *ebpf.VariableSpec `ebpf:"lock_has_path"`
 	Measured    *ebpf.VariableSpec `ebpf:"measured"`
+	NewsHalf    *ebpf.VariableSpec `ebpf:"news_half"`
 	NewsLost    *ebpf.VariableSpec `ebpf:"news_lost"`
 	NewsWoke    *ebpf.VariableSpec `ebpf:"news_woke"`
 	OldBrk      *ebpf.VariableSpec `ebpf:"old_brk"`
@@ -178,12 +182,14 @@ func (m *programMaps) Close() error {
 // It can be passed to loadProgramObjects or ebpf.CollectionSpec.LoadAndAssign.
 type programVariables struct {
 	Alone       *ebpf.Variable `ebpf:"alone"`
+	Asleep      *ebpf.Variable `ebpf:"asleep"`
 	BucketShift *ebpf.Variable `ebpf:"bucket_shift"`
 	CanProbe    *ebpf.Variable `ebpf:"can_probe"`
 	CurrentMm   *ebpf.Variable `ebpf:"current_mm"`
 	Hooks       *ebpf.Variable `ebpf:"hooks"`
 	LockHasPath *ebpf.Variable `ebpf:"lock_has_path"`
 	Measured    *ebpf.Variable `ebpf:"measured"`
+	NewsHalf    *ebpf.Variable `ebpf:"news_half"`
 	NewsLost    *ebpf.Variable `ebpf:"news_lost"`
 	NewsWoke    *ebpf.Variable `ebpf:"news_woke"`
 	OldBrk      *ebpf.Variable `ebpf:"old_brk"`

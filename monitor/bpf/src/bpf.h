@@ -27,6 +27,7 @@ typedef long long s64;
 #define BPF_F_MMAPABLE 1024
 #define BPF_RB_NO_WAKEUP 1
 #define BPF_RB_FORCE_WAKEUP 2
+#define BPF_RB_AVAIL_DATA 0
 
 /* __builtin_preserve_field_info's kinds. */
 #define CORE_FIELD_BYTE_OFFSET 0
@@ -38,6 +39,7 @@ typedef long long s64;
 static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)1;
 static long (*bpf_probe_read_kernel)(void *dst, u32 size, const void *src) = (void *)113;
 static long (*bpf_ringbuf_output)(void *ring, void *data, u64 size, u64 flags) = (void *)130;
+static u64 (*bpf_ringbuf_query)(void *ring, u64 flags) = (void *)134;
 static struct task_struct *(*bpf_get_current_task_btf)(void) = (void *)158;
 static struct pt_regs *(*bpf_task_pt_regs)(struct task_struct *task) = (void *)175;
 static u64 (*bpf_jiffies64)(void) = (void *)118;

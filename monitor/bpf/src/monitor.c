@@ -48,27 +48,42 @@ struct op {
 	u32 arg;
 };
 
-/* The clock tick of the last news that woke the reader. */
+/* Set by the reader before it sleeps for long, cleared by who wakes it. */
+u32 asleep;
+/* Half of the news ring. */
+volatile const u64 news_half = 32768;
+/* The clock tick of the last news that woke a reader which wasn't asleep. */
 u64 news_woke;
 
 /*
- * Touches [start,end) and sends the news if somebody is interested. The reader
- * is woken at most once in a tick, since that takes the thread longer than all
- * the rest; the reader looks again some ticks later before it sleeps.
+ * Whether to wake the reader, since that takes the thread longer than all the
+ * rest, and the reader's processor then takes part in each flush of a
+ * translation. A reader that isn't asleep looks by itself after some
+ * milliseconds; until then it is woken only if the ring fills, once in a tick.
  */
+static __inline_always u64 wakeup(void)
+{
+	u64 now;
+
+	if (READ_ONCE(asleep)) {
+		asleep = 0;
+		return BPF_RB_FORCE_WAKEUP;
+	}
+	if (bpf_ringbuf_query(&news, BPF_RB_AVAIL_DATA) < news_half)
+		return BPF_RB_NO_WAKEUP;
+	now = bpf_jiffies64();
+	if (READ_ONCE(news_woke) == now)
+		return BPF_RB_NO_WAKEUP;
+	news_woke = now;
+	return BPF_RB_FORCE_WAKEUP;
+}
+
+/* Touches [start,end) and sends the news if somebody is interested. */
 __noinline int record_range(u64 start, u64 end, s32 nr, u32 arg)
 {
 	struct news n = { start, end, nr, arg };
-	u64 now, flags = BPF_RB_NO_WAKEUP;
 
-	if (!touch(start, end))
-		return 0;
-	now = bpf_jiffies64();
-	if (READ_ONCE(news_woke) != now) {
-		news_woke = now;
-		flags = BPF_RB_FORCE_WAKEUP;
-	}
-	if (bpf_ringbuf_output(&news, &n, sizeof(n), flags))
+	if (touch(start, end) && bpf_ringbuf_output(&news, &n, sizeof(n), wakeup()))
 		__sync_fetch_and_add(&news_lost, 1);
 	return 0;
 }
