@@ -39,7 +39,7 @@ func (c *Cache) Acquire(ctx context.Context, buf []byte, access Access) (Region,
 // AcquireRange is Acquire for memory given by address, such as memory that Go
 // doesn't own.
 func (c *Cache) AcquireRange(ctx context.Context, r Range, access Access) (Region, error) {
-	return c.acquire(ctx, r, access, nil)
+	return c.acquire(ctx, r, access)
 }
 
 // TryAcquire returns a region if that is possible as a hit: with no context,
@@ -52,7 +52,7 @@ func (c *Cache) TryAcquire(buf []byte, access Access) (Region, bool) {
 
 // TryAcquireRange is TryAcquire for memory given by address.
 func (c *Cache) TryAcquireRange(r Range, access Access) (Region, bool) {
-	reg, err := c.acquire(tryOnly{}, r, access, nil)
+	reg, err := c.acquire(tryOnly{}, r, access)
 	return reg, err == nil
 }
 
@@ -62,7 +62,7 @@ type tryOnly struct{ context.Context }
 // errMiss is what an acquire that must hit returns if it doesn't.
 var errMiss = errors.New("miss")
 
-// acquire returns a region that serves r, held through lane unless that is nil.
+// acquire returns a region that serves r.
 //
 // What it has written out is the usual hit: a listing where it is most likely
 // to be, a free hold where one is most likely to be, and no VM operation since
@@ -71,42 +71,31 @@ var errMiss = errors.New("miss")
 // The holder is noted before the check, so an entry that passes can't be
 // deregistered; the check reads the table's word after that, so whatever
 // returned before the call is seen. See listing and holds.go.
-func (c *Cache) acquire(ctx context.Context, r Range, access Access, lane *Lane) (Region, error) {
+func (c *Cache) acquire(ctx context.Context, r Range, access Access) (Region, error) {
 	page, more := uint64(r.Start>>indexPageShift), uint64((r.End-1)>>indexPageShift-r.Start>>indexPageShift)
 	t := c.tables[access/RelaxedOrdering&1].Load()
-	level, levels := uint(bits.Len64(more+1)-1)/indexFanoutShift, t.levels.Load()
-	if levels>>(level&31)&1 == 0 {
-		level = uint(bits.TrailingZeros32(levels)) & 15
+	h := indexHash(0, page)
+	if levels := t.levels.Load(); more >= 1<<indexFanoutShift-1 || levels&1 == 0 {
+		h = indexHashAt(indexLevel(more, levels), page)
 	}
-	h := indexHash(level, page>>(level*indexFanoutShift&63))
 	b := &t.buckets[t.home(h)]
 	l := &b.list[bits.TrailingZeros64(matches(b.meta.Load(), indexTag(h))|1<<39)>>3]
-	span, e := l.span.Load(), l.e.Load()
+	e := l.e.Load()
+	span := l.span.Load()
 	if !spanCovers(span, page, more) || e == nil || r.Start >= r.End ||
 		access&^Access(span>>spanAccessShift&spanAccessMask) != 0 || c.state.Load()&forkguard.Alive == 0 {
-		return c.acquireSlow(ctx, r, access, lane)
+		return c.acquireSlow(ctx, r, access, nil)
 	}
-	reg := Region{c: c, e: e}
-	if lane != nil {
-		reg.h = lane.at()
-		old := reg.h.load()
-		if old >= holdCount || lane.plain {
-			return c.noteSlow(ctx, r, access, lane, reg, l, span)
-		}
-		reg.word = e.id() | (old + 1)
-		reg.h.put(reg.word)
-	} else {
-		reg.h = c.holds.at()
-		old := reg.h.load()
-		reg.word = e.id() | (old + 1)
-		if old >= holdCount || !reg.h.swap(old, reg.word) {
-			return c.noteSlow(ctx, r, access, nil, reg, l, span)
-		}
+	reg := Region{c: c, e: e, h: c.holds.at()}
+	old := reg.h.load()
+	reg.word = e.id() | (old + 1)
+	if old >= holdCount || !reg.h.swap(old, reg.word) {
+		return c.noteSlow(ctx, r, access, nil, reg, l)
 	}
-	if seen := l.seen.Load(); seen == c.word.Load()+seenMark && l.span.Load() == span && l.e.Load() == e {
+	if l.seen.Load() == c.word.Load()+seenMark && l.e.Load() == e {
 		return reg, nil
 	}
-	return c.verifySlow(ctx, r, access, reg, l, span)
+	return c.verifySlow(ctx, r, access, reg, l)
 }
 
 // acquireSlow is acquire without shortcuts.
@@ -119,8 +108,8 @@ func (c *Cache) acquireSlow(ctx context.Context, r Range, access Access, lane *L
 }
 
 // noteSlow is the rest of acquire after the first hold wasn't free.
-func (c *Cache) noteSlow(ctx context.Context, r Range, access Access, lane *Lane, reg Region, l *listing, span uint64) (Region, error) {
-	return c.verifySlow(ctx, r, access, c.note(reg, lane), l, span)
+func (c *Cache) noteSlow(ctx context.Context, r Range, access Access, lane *Lane, reg Region, l *listing) (Region, error) {
+	return c.verifySlow(ctx, r, access, c.note(reg, lane), l)
 }
 
 // note notes a holder of reg's entry.
@@ -140,8 +129,8 @@ func (c *Cache) note(reg Region, lane *Lane) Region {
 }
 
 // verifySlow is the rest of acquire after the holder was noted.
-func (c *Cache) verifySlow(ctx context.Context, r Range, access Access, reg Region, l *listing, span uint64) (Region, error) {
-	reg, ok := c.verify(reg, l, span)
+func (c *Cache) verifySlow(ctx context.Context, r Range, access Access, reg Region, l *listing) (Region, error) {
+	reg, ok := c.verify(reg, l)
 	if ok {
 		return reg, nil
 	}
@@ -166,25 +155,21 @@ func (c *Cache) hit(r Range, access Access, lane *Lane) (Region, bool) {
 	if r.Start >= r.End || c.guard.Forked() {
 		return Region{}, false
 	}
-	l, span := c.tables[access/RelaxedOrdering&1].Load().lookup(r)
+	l, span, e := c.tables[access/RelaxedOrdering&1].Load().lookup(r)
 	if l == nil || access&^Access(span>>spanAccessShift&spanAccessMask) != 0 {
 		return Region{}, false
 	}
-	e := l.e.Load()
-	if e == nil {
-		return Region{}, false
-	}
-	return c.verify(c.note(Region{c: c, e: e}, lane), l, span)
+	return c.verify(c.note(Region{c: c, e: e}, lane), l)
 }
 
 // verify is the rest of hit after the holder was noted. A listing that is void,
 // or has changed, tells nothing: the caller looks again under mu.
-func (c *Cache) verify(reg Region, l *listing, span uint64) (Region, bool) {
+func (c *Cache) verify(reg Region, l *listing) (Region, bool) {
 	if c.hitCheck != nil {
 		c.awaitHitCheck()
 	}
 	seen := l.seen.Load()
-	if seen == 0 || l.span.Load() != span || l.e.Load() != reg.e {
+	if seen == 0 || l.e.Load() != reg.e {
 		c.undo(reg)
 		return Region{}, false
 	}

@@ -55,10 +55,11 @@ type indexBucket struct {
 	list [bucketListings]listing
 }
 
-// listing says that e may be hit. A reader loads span and e, notes itself as
-// e's holder, loads seen, and then span and e again: if all is as before and
-// seen isn't zero, e is what the span describes and was live when seen was
-// loaded. A writer voids the listing (seen = 0) before he changes it.
+// listing says that e may be hit. A reader loads e and then span, notes himself
+// as e's holder, loads seen, and then e again. An entry is listed in one place
+// only once, so if e is as before, the span was e's all the time; and if seen
+// isn't zero, e was live when seen was loaded. A writer voids the listing (seen =
+// 0) before he changes it, and keeps span zero while e isn't the span's.
 type listing struct {
 	// span is e's first page, access and number of pages: see spanOf. Zero
 	// marks a free listing.
@@ -102,15 +103,6 @@ func spanCovers(span, page, more uint64) bool {
 	return at < pages && more < pages-at
 }
 
-// entryCovers reports whether l's entry covers r, if its span is inexact.
-func (l *listing) entryCovers(span uint64, r vm.Range) bool {
-	if span&spanInexact == 0 {
-		return false
-	}
-	e := l.e.Load()
-	return e != nil && e.start <= r.Start && r.End <= e.end
-}
-
 // matches returns a word whose bytes have their top bit set where meta has the
 // tag, and perhaps others above: a false positive only costs a comparison.
 func matches(meta, tag uint64) uint64 {
@@ -134,16 +126,31 @@ func newIndex(at *atomic.Pointer[indexTable], expected int, each func(func(*entr
 
 // indexBlocks returns the level at which e is listed and the first and last
 // block there.
-func indexBlocks(e *entry) (level int, first, last uint64) {
+func indexBlocks(e *entry) (level, first, last uint64) {
 	first, last = uint64(e.start>>indexPageShift), uint64((e.end-1)>>indexPageShift)
-	level = min((bits.Len64(last-first+1)-1)/indexFanoutShift, indexLevels-1)
+	level = min(uint64(bits.Len64(last-first+1)-1)/indexFanoutShift, indexLevels-1)
 	return level, first >> (level * indexFanoutShift), last >> (level * indexFanoutShift)
 }
 
-func indexHash[L int | uint](level L, block uint64) uint64 {
+func indexHash(level, block uint64) uint64 {
 	// The multiplication mixes upwards, so the high bits choose the bucket and
 	// the middle ones the tag.
-	return (block<<4 | uint64(level)) * 0x9e3779b97f4a7c15
+	return (block<<4 | level) * 0x9e3779b97f4a7c15
+}
+
+// indexHashAt returns the hash of the block at level that a page belongs to.
+func indexHashAt(level, page uint64) uint64 {
+	return indexHash(level, page>>(level*indexFanoutShift&63))
+}
+
+// indexLevel returns the level at which a request of more+1 pages is most likely
+// listed: that of an entry as long as the request, or the lowest in use.
+func indexLevel(more uint64, levels uint32) uint64 {
+	level := uint(bits.Len64(more+1)-1) / indexFanoutShift & 31
+	if levels>>level&1 == 0 {
+		level = uint(bits.TrailingZeros32(levels)) & 15
+	}
+	return uint64(level)
 }
 
 // indexTag is never zero: zero marks a free place.
@@ -162,21 +169,21 @@ func (t *indexTable) after(i uint64) uint64 {
 	return 0
 }
 
-// lookup returns the listing, with its span, of the entry that covers r; or nil.
-func (t *indexTable) lookup(r vm.Range) (*listing, uint64) {
+// lookup returns the listing of the entry that covers r, with its span and the
+// entry; or nil.
+func (t *indexTable) lookup(r vm.Range) (*listing, uint64, *entry) {
 	page, more := uint64(r.Start>>indexPageShift), uint64((r.End-1)>>indexPageShift-r.Start>>indexPageShift)
-	for level, m := 0, t.levels.Load(); m != 0; level, m = level+1, m>>1 {
-		if m&1 == 0 {
-			continue
-		}
-		h := indexHash(level, page>>(level*indexFanoutShift))
+	for m := t.levels.Load(); m != 0; m &= m - 1 {
+		h := indexHashAt(uint64(bits.TrailingZeros32(m)), page)
 		for i := t.home(h); ; i = t.after(i) {
 			b := &t.buckets[i]
 			meta := b.meta.Load()
 			for z := matches(meta, indexTag(h)); z != 0; z &= z - 1 {
 				l := &b.list[bits.TrailingZeros64(z)>>3]
-				if span := l.span.Load(); spanCovers(span, page, more) || l.entryCovers(span, r) {
-					return l, span
+				e := l.e.Load()
+				span := l.span.Load()
+				if e != nil && (spanCovers(span, page, more) || span&spanInexact != 0 && e.start <= r.Start && r.End <= e.end) {
+					return l, span, e
 				}
 			}
 			if meta&overflowed == 0 {
@@ -184,7 +191,7 @@ func (t *indexTable) lookup(r vm.Range) (*listing, uint64) {
 			}
 		}
 	}
-	return nil, 0
+	return nil, 0, nil
 }
 
 // visit calls f with every listing of e in the current table. The cache's mu

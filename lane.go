@@ -3,9 +3,11 @@ package pindown
 import (
 	"context"
 	"fmt"
+	"math/bits"
 	"slices"
 	"sync/atomic"
 
+	"github.com/pindown/pindown/internal/forkguard"
 	"github.com/pindown/pindown/internal/sys"
 	"github.com/pindown/pindown/vm"
 )
@@ -24,8 +26,7 @@ import (
 // Make one for each long-lived worker, and close it: a cache remembers its
 // lanes.
 type Lane struct {
-	c     *Cache
-	plain bool // has no holds of its own: closed, or there is no barrier
+	c *Cache
 
 	_    [64]byte      // what follows is written by hits
 	next uint32        // the hold to try
@@ -43,15 +44,16 @@ func (c *Cache) NewLane() (*Lane, error) {
 		return nil, fmt.Errorf("new lane: %w", ErrForked)
 	}
 	l := &Lane{c: c}
-	if plainStores {
-		l.plain = sys.RegisterMembarrier() != nil
+	if plainStores && sys.RegisterMembarrier() != nil {
+		// No barrier: all holds are taken, and the cache's are used.
+		l.block()
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return nil, fmt.Errorf("new lane: %w", ErrClosed)
 	}
-	c.fenceLanes = plainStores && !l.plain
+	c.fenceLanes = plainStores
 	c.lanes = append(c.lanes, l)
 	return l, nil
 }
@@ -68,7 +70,7 @@ func (l *Lane) Close() error {
 	defer c.mu.Unlock()
 	held := 0
 	for i := range l.hold {
-		if l.hold[i].load() > holdCount {
+		if w := l.hold[i].load(); w > holdCount && w != laneBlocked {
 			held++
 		}
 	}
@@ -76,12 +78,23 @@ func (l *Lane) Close() error {
 		return fmt.Errorf("close lane with %d regions held: %w", held, ErrInUse)
 	}
 	if at := slices.Index(c.lanes, l); at >= 0 {
-		l.plain = true
+		l.block()
 		c.pastClaims += l.claims()
 		c.lanes = slices.Delete(c.lanes, at, at+1)
 	}
 	return nil
 }
+
+// block makes the lane's holds look taken.
+func (l *Lane) block() {
+	for i := range l.hold {
+		l.hold[i].put(laneBlocked)
+	}
+}
+
+// laneBlocked is the word of a hold that nobody can take, and which names no
+// entry.
+const laneBlocked = ^uint64(0)
 
 // claims returns how often holds of the lane have been taken.
 func (l *Lane) claims() uint64 {
@@ -100,7 +113,7 @@ func (l *Lane) Acquire(ctx context.Context, buf []byte, access Access) (Region, 
 
 // AcquireRange is [Cache.AcquireRange] through the lane.
 func (l *Lane) AcquireRange(ctx context.Context, r Range, access Access) (Region, error) {
-	return l.c.acquire(ctx, r, access, l)
+	return l.acquire(ctx, r, access)
 }
 
 // TryAcquire is [Cache.TryAcquire] through the lane.
@@ -111,22 +124,44 @@ func (l *Lane) TryAcquire(buf []byte, access Access) (Region, bool) {
 
 // TryAcquireRange is [Cache.TryAcquireRange] through the lane.
 func (l *Lane) TryAcquireRange(r Range, access Access) (Region, bool) {
-	reg, err := l.c.acquire(tryOnly{}, r, access, l)
+	reg, err := l.acquire(tryOnly{}, r, access)
 	return reg, err == nil
 }
 
-// at returns a hold that is most likely free: the one that was used longest
-// ago.
-func (l *Lane) at() *hold {
+// acquire is Cache.acquire with a hold of the lane's: that which was used
+// longest ago is most likely free.
+func (l *Lane) acquire(ctx context.Context, r Range, access Access) (Region, error) {
+	c := l.c
+	page, more := uint64(r.Start>>indexPageShift), uint64((r.End-1)>>indexPageShift-r.Start>>indexPageShift)
+	t := c.tables[access/RelaxedOrdering&1].Load()
+	h := indexHash(0, page)
+	if levels := t.levels.Load(); more >= 1<<indexFanoutShift-1 || levels&1 == 0 {
+		h = indexHashAt(indexLevel(more, levels), page)
+	}
+	b := &t.buckets[t.home(h)]
+	at := &b.list[bits.TrailingZeros64(matches(b.meta.Load(), indexTag(h))|1<<39)>>3]
+	e := at.e.Load()
+	span := at.span.Load()
+	if !spanCovers(span, page, more) || e == nil || r.Start >= r.End ||
+		access&^Access(span>>spanAccessShift&spanAccessMask) != 0 || c.state.Load()&forkguard.Alive == 0 {
+		return c.acquireSlow(ctx, r, access, l)
+	}
 	l.next++
-	return &l.hold[l.next%LaneHolds]
+	reg := Region{c: c, e: e, h: &l.hold[l.next%LaneHolds]}
+	old := reg.h.load()
+	if old >= holdCount {
+		return c.noteSlow(ctx, r, access, l, reg, at)
+	}
+	reg.word = e.id() | (old + 1)
+	reg.h.put(reg.word)
+	if at.seen.Load() == c.word.Load()+seenMark && at.e.Load() == e {
+		return reg, nil
+	}
+	return c.verifySlow(ctx, r, access, reg, at)
 }
 
 // claim takes a hold for the entry named by id; nil if there is none.
 func (l *Lane) claim(id uint64) (*hold, uint64) {
-	if l.plain {
-		return nil, 0
-	}
 	for i := range l.hold {
 		h := &l.hold[i]
 		old := h.load()

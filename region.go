@@ -61,13 +61,14 @@ func (r Region) Stale() bool {
 // zero Region, a wrapped [ErrForked] in a forked child, and the device's error
 // if a registration per use couldn't be deregistered.
 func (r *Region) Release() error {
-	e, c, h := r.e, r.c, r.h
-	if e == nil || h == nil || h.load() != r.word {
+	h, word := r.h, r.word
+	if h == nil || h.load() != word {
 		return r.releaseSlow()
 	}
 	// In a forked child this releases the copy's hold, which harms nothing.
-	h.put(r.word & holdCount)
-	r.e = nil
+	h.put(word & holdCount)
+	c, e := r.c, r.e
+	*r = Region{}
 	if c.state.Load() != forkguard.Alive {
 		return c.released(e)
 	}
