@@ -95,6 +95,7 @@ func (o *replayOptions) addFlags(f *pflag.FlagSet) {
 	f.Var(&o.mergeBytes, "merge-bytes", "`size` up to which overlapping regions are merged, 0 for never (default 1M)")
 	f.StringVar(&o.requests, "requests", "all", "what needs a registration: all, uses (of buffers), registrations (of the program)")
 	f.Var(&o.minUse, "min-use", "`size` from which on a use needs a registration (default 1)")
+	f.BoolVar(&o.replay.Simhca, "simhca", false, "have a simulated adapter carry out each registration, and check the pages of each hit")
 	f.StringVar(&o.html, "html", "", "`file` to write a report with plots to")
 	jsonFlag(f, &o.json)
 }

@@ -12,6 +12,7 @@ type region struct {
 	made       int64 // when registering or updating began
 	updated    bool  // it was updating
 	prev, next *region
+	pin        *pinned // by a simulated adapter, if there is one
 }
 
 func (r *region) pages() uint64 { return r.end - r.start }

@@ -60,6 +60,12 @@ type Options struct {
 	MinUse uint64
 	// Models are the cost models. Default: all presets.
 	Models []Model
+	// Simhca has a simulated adapter (package simhca) carry out every
+	// registration, under the costs of the first model, over simulated memory
+	// that changes as the trace says; and compares the physical pages behind
+	// each hit with those mapped. It takes some microseconds an event, and more
+	// for large ranges.
+	Simhca bool
 }
 
 func (o *Options) withDefaults() (Options, error) {
@@ -136,6 +142,9 @@ func Run(ctx context.Context, r *trace.Reader, opts *Options) (*Result, error) {
 		page := math.Ldexp(1, int(line.shift))
 		for _, p := range []Policy{PerUse, Lazy, Drop, Update} {
 			s := newSim(p, &o, page)
+			if o.Simhca {
+				s.adapter = newAdapter(&o.Models[0])
+			}
 			sims = append(sims, s)
 			consume(s.run)
 		}
@@ -163,5 +172,19 @@ func Run(ctx context.Context, r *trace.Reader, opts *Options) (*Result, error) {
 	if err != nil {
 		return nil, fmt.Errorf("replay: %w", err)
 	}
-	return newResult(&o, line, sims, curve), nil
+	res := newResult(&o, line, sims, curve)
+	for _, s := range sims {
+		if s.adapter == nil {
+			continue
+		}
+		x, err := s.adapter.result()
+		if err != nil {
+			return nil, fmt.Errorf("replay: %v: %w", s.policy, err)
+		}
+		res.policy(s.policy).Adapter = x
+		if s.policy == Drop {
+			res.policy(DropKernel).Adapter = x
+		}
+	}
+	return res, nil
 }

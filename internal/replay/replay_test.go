@@ -389,6 +389,35 @@ func TestBooks(t *testing.T) {
 	}
 }
 
+// TestSimhca: the simulated adapter carries out what the books say, at the same
+// cost; and no policy that heeds changes hands out pages that aren't mapped.
+func TestSimhca(t *testing.T) {
+	for _, p := range []tracetest.Program{tracetest.Pool, tracetest.Churn, tracetest.Collected, tracetest.Mixed} {
+		res := run(t, tracetest.Bytes(t, p, 9, 5000), &replay.Options{Models: []replay.Model{unit}, Simhca: true, MaxBytes: 8 << 20})
+		for _, x := range res.Policies {
+			a := x.Adapter
+			gone := x.Deregister.Count + x.Reclaimed.Count + x.Closed.Count
+			if a.Registers != x.Register.Count || a.Updates != x.Update.Count || a.Deregisters != gone || a.LeftOut != 0 {
+				t.Errorf("%d, %v: %+v carried out, %+v in the books", p, x.Policy, *a, figuresOf(x))
+			}
+			tm := x.Times[0]
+			closed := float64(x.Closed.Count)*2e-3 + float64(x.Closed.Bytes/4096)*2e-5
+			deregister := tm.Deregister + tm.Beside + closed
+			for _, c := range []struct{ got, want float64 }{{a.Register, tm.Register}, {a.Update, tm.Update}, {a.Deregister, deregister}} {
+				if math.Abs(c.got-c.want) > 1e-9*(1+c.want) {
+					t.Errorf("%d, %v: the adapter's clock says %v, the books %v", p, x.Policy, c.got, c.want)
+				}
+			}
+			if x.Policy != replay.PerUse && a.Checked != x.Hits || a.StaleHits != 0 {
+				t.Errorf("%d, %v: %d hits, %d checked, %d stale", p, x.Policy, x.Hits, a.Checked, a.StaleHits)
+			}
+			if p == tracetest.Churn && x.Policy == replay.Lazy && a.OrphanPages == 0 {
+				t.Error("lazily kept registrations have no orphan pages")
+			}
+		}
+	}
+}
+
 func TestModels(t *testing.T) {
 	for _, m := range replay.Presets() {
 		if m.Source == "" || m.Assumed == "" || m.Hit <= 0 || m.Touch <= 0 {

@@ -86,6 +86,7 @@ type PolicyResult struct {
 	PeakStaleBytes    uint64    `json:"peak_stale_bytes"`
 	MeanStaleBytes    uint64    `json:"mean_stale_bytes"`
 	Times             []Time    `json:"times"`
+	Adapter           *Adapter  `json:"simhca,omitempty"`
 	PinnedSeconds     []float64 `json:"pinned_seconds"`
 	PinnedBytesSeries []float64 `json:"pinned_bytes"`
 }
@@ -450,6 +451,14 @@ func (r *Result) WriteText(w io.Writer) error {
 			t := &p.Times[i]
 			fmt.Fprintf(tw, "%v\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", p.Policy, secondsText(t.Register), secondsText(t.Update), secondsText(t.Deregister),
 				secondsText(t.Invalidate), secondsText(t.Hit), secondsText(t.Wait), secondsText(t.Total), secondsText(t.Beside))
+		}
+	}
+	if r.Policies[0].Adapter != nil {
+		fmt.Fprintf(tw, "\nSIMULATED ADAPTER\tREGISTER\tDEREGISTER\tUPDATE\tHITS CHECKED\tSTALE\tORPHAN PAGES\tLEFT OUT\n")
+		for _, p := range r.Policies {
+			x := p.Adapter
+			fmt.Fprintf(tw, "%v\t%s\t%s\t%s\t%d\t%d\t%d\t%d\n", p.Policy, secondsText(x.Register), secondsText(x.Deregister), secondsText(x.Update),
+				x.Checked, x.StaleHits, x.OrphanPages, x.LeftOut)
 		}
 	}
 	if n := len(r.Curve.Sizes); n > 0 {

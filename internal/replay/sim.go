@@ -22,6 +22,7 @@ type sim struct {
 	merge      uint64  // pages
 	pageUnits  float64 // pages of the cost models in a page
 	models     []Model
+	adapter    *adapter // may be nil
 
 	spaces []*cacheSpace
 	held   []*region
@@ -159,6 +160,9 @@ func (s *sim) acquire(a *action) {
 		if !r.stale {
 			s.hits++
 			s.waitFor(r, a.at)
+			if s.adapter != nil {
+				s.adapter.hit(r)
+			}
 			s.hold(a.slot, r)
 			return
 		}
@@ -168,6 +172,9 @@ func (s *sim) acquire(a *action) {
 			s.update.add(r.pages())
 			s.stalePinned -= r.pages()
 			r.stale, r.made, r.updated = false, a.at, true
+			if s.adapter != nil {
+				s.adapter.update(r)
+			}
 			s.hold(a.slot, r)
 			return
 		}
@@ -242,6 +249,9 @@ func (s *sim) giveUp(c *cacheSpace, r *region, t *tally) {
 
 func (s *sim) deregister(c *cacheSpace, r *region, t *tally) {
 	t.add(r.pages())
+	if s.adapter != nil {
+		s.adapter.deregister(r)
+	}
 	s.pinned -= r.pages()
 	s.regions--
 	if r.stale {
@@ -262,6 +272,9 @@ func (s *sim) registerFor(c *cacheSpace, a *action, start, end uint64, write, pe
 	}
 	*r = region{start: start, end: end, space: a.space, write: write, perUse: perUse, dead: perUse, made: a.at}
 	s.register.add(r.pages())
+	if s.adapter != nil {
+		s.adapter.register(r)
+	}
 	s.pinned += r.pages()
 	s.regions++
 	if perUse {
@@ -309,6 +322,9 @@ func (s *sim) recycle(r *region) {
 func (s *sim) invalidate(a *action) {
 	c := s.space(a.space)
 	s.list = c.index.overlapping(a.start, a.end, s.list[:0])
+	if s.adapter != nil {
+		s.adapter.change(a.space, a.start, a.end, s.list)
+	}
 	for _, r := range s.list {
 		if r.stale {
 			continue
