@@ -161,7 +161,7 @@ type holders []uint64
 func (c *Cache) holders() holders {
 	held := c.scratch[:0]
 	note := func(h *hold) {
-		if w := h.load(); w > holdCount {
+		if w := h.load(); w > holdCount && w != laneBlocked {
 			held = append(held, w&^holdCount)
 		}
 	}

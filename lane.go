@@ -78,8 +78,8 @@ func (l *Lane) Close() error {
 		return fmt.Errorf("close lane with %d regions held: %w", held, ErrInUse)
 	}
 	if at := slices.Index(c.lanes, l); at >= 0 {
-		l.block()
 		c.pastClaims += l.claims()
+		l.block()
 		c.lanes = slices.Delete(c.lanes, at, at+1)
 	}
 	return nil
@@ -100,7 +100,9 @@ const laneBlocked = ^uint64(0)
 func (l *Lane) claims() uint64 {
 	n := l.laps.Load() << 16
 	for i := range l.hold {
-		n += l.hold[i].load() & holdCount
+		if w := l.hold[i].load(); w != laneBlocked {
+			n += w & holdCount
+		}
 	}
 	return n
 }
