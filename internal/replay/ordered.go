@@ -10,6 +10,7 @@ import (
 type ordered[V any] struct {
 	first  []uint64 // of each block
 	blocks []*block[V]
+	spare  []*block[V]
 	n      int
 }
 
@@ -71,12 +72,20 @@ func (o *ordered[V]) get(key uint64) (v V, ok bool) {
 	return o.value(c), true
 }
 
+// block returns an empty block.
+func (o *ordered[V]) block() *block[V] {
+	if n := len(o.spare); n > 0 {
+		b := o.spare[n-1]
+		o.spare = o.spare[:n-1]
+		return b
+	}
+	return &block[V]{keys: make([]uint64, 0, blockLen), vals: make([]V, 0, blockLen)}
+}
+
 // put sets the value of key.
 func (o *ordered[V]) put(key uint64, v V) {
 	if len(o.blocks) == 0 {
-		o.first, o.blocks = append(o.first, key), append(o.blocks, &block[V]{
-			keys: make([]uint64, 0, blockLen), vals: make([]V, 0, blockLen),
-		})
+		o.first, o.blocks = append(o.first, key), append(o.blocks, o.block())
 	}
 	b := max(0, search(o.first, key)-1)
 	x := o.blocks[b]
@@ -91,7 +100,7 @@ func (o *ordered[V]) put(key uint64, v V) {
 		if b == len(o.blocks)-1 && i == blockLen {
 			half = blockLen // keys that come in order fill their blocks
 		}
-		y := &block[V]{keys: make([]uint64, 0, blockLen), vals: make([]V, 0, blockLen)}
+		y := o.block()
 		y.keys, y.vals = append(y.keys, x.keys[half:]...), append(y.vals, x.vals[half:]...)
 		clear(x.vals[half:])
 		x.keys, x.vals = x.keys[:half], x.vals[:half]
@@ -122,6 +131,7 @@ func (o *ordered[V]) remove(key uint64) {
 	x.keys, x.vals = slices.Delete(x.keys, c.i, c.i+1), slices.Delete(x.vals, c.i, c.i+1)
 	if len(x.keys) == 0 {
 		o.first, o.blocks = slices.Delete(o.first, c.b, c.b+1), slices.Delete(o.blocks, c.b, c.b+1)
+		o.spare = append(o.spare, x)
 		return
 	}
 	o.first[c.b] = x.keys[0]

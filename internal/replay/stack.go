@@ -1,7 +1,6 @@
 package replay
 
 import (
-	"container/heap"
 	"math"
 	"math/bits"
 	"slices"
@@ -24,41 +23,72 @@ func (p *piece) len() int64 { return int64(p.end - p.start) }
 type stack struct {
 	live ordered[*piece] // pages, by address
 
-	slots  [][]*piece // by age, oldest first; within one by address
-	weight []int64    // Fenwick tree of the slots' pages and holes
+	slots  []slot  // by age, oldest first
+	weight []int64 // Fenwick tree of the slots' pages and holes
 	total  int64
 	pieces int
 	limit  int // on pieces
 	// forgot says that the oldest were dropped for it.
 	forgot bool
 
-	holes  holeHeap // slots that have some, the most recent first
-	inHeap map[int32]bool
+	holes []int32 // a heap of slots that have some, the most recent first
 
 	list []*piece
+	free []*piece // to use again
+}
+
+// slot has the pieces of one request, by address.
+type slot struct {
+	pieces []*piece
+	inHeap bool // in stack.holes
 }
 
 // infinite is the distance of a request that no cache hits.
 const infinite = math.MaxInt64
 
-// holeHeap is a heap of slots, highest first.
-type holeHeap []int32
+// pushHole adds a slot to the heap, if it isn't there.
+func (s *stack) pushHole(n int32) {
+	if s.slots[n].inHeap {
+		return
+	}
+	s.slots[n].inHeap = true
+	s.holes = append(s.holes, n)
+	for i := len(s.holes) - 1; i > 0; {
+		up := (i - 1) / 2
+		if s.holes[up] >= s.holes[i] {
+			break
+		}
+		s.holes[up], s.holes[i] = s.holes[i], s.holes[up]
+		i = up
+	}
+}
 
-func (h holeHeap) Len() int           { return len(h) }
-func (h holeHeap) Less(i, j int) bool { return h[i] > h[j] }
-func (h holeHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h *holeHeap) Push(x any)        { *h = append(*h, x.(int32)) }
-func (h *holeHeap) Pop() any {
-	n := len(*h) - 1
-	v := (*h)[n]
-	*h = (*h)[:n]
-	return v
+// popHole removes the first of the heap.
+func (s *stack) popHole() {
+	h := s.holes
+	s.slots[h[0]].inHeap = false
+	n := len(h) - 1
+	h[0] = h[n]
+	h = h[:n]
+	s.holes = h
+	for i := 0; ; {
+		top := i
+		for _, k := range [2]int{2*i + 1, 2*i + 2} {
+			if k < n && h[k] > h[top] {
+				top = k
+			}
+		}
+		if top == i {
+			return
+		}
+		h[top], h[i] = h[i], h[top]
+		i = top
+	}
 }
 
 func newStack(limit int) *stack {
 	return &stack{
-		inHeap: make(map[int32]bool), limit: limit,
-		weight: make([]int64, 1+256),
+		limit: limit, weight: make([]int64, 1+256),
 	}
 }
 
@@ -79,39 +109,38 @@ func (s *stack) above(slot int32) int64 {
 }
 
 // put adds a piece to its slot.
-func (s *stack) put(p *piece) {
-	i := len(s.slots[p.slot])
-	for i > 0 && s.slots[p.slot][i-1].start > p.start {
+func (s *stack) put(start, end uint64, n int32, hole bool) {
+	var p *piece
+	if k := len(s.free); k > 0 {
+		p, s.free = s.free[k-1], s.free[:k-1]
+	} else {
+		p = new(piece)
+	}
+	*p = piece{start: start, end: end, slot: n, hole: hole}
+	l := s.slots[n].pieces
+	i := len(l)
+	for i > 0 && l[i-1].start > start {
 		i--
 	}
-	s.slots[p.slot] = slices.Insert(s.slots[p.slot], i, p)
+	s.slots[n].pieces = slices.Insert(l, i, p)
 	s.pieces++
-	if p.hole {
-		s.heapHole(p.slot)
-		return
-	}
-	s.live.put(p.start, p)
-}
-
-func (s *stack) heapHole(slot int32) {
-	if !s.inHeap[slot] {
-		s.inHeap[slot] = true
-		heap.Push(&s.holes, slot)
-	}
-}
-
-// take removes a piece from its slot.
-func (s *stack) take(p *piece) {
-	l := s.slots[p.slot]
-	if len(l) == 1 {
-		s.slots[p.slot] = l[:0]
+	if hole {
+		s.pushHole(n)
 	} else {
-		s.slots[p.slot] = slices.DeleteFunc(l, func(q *piece) bool { return q == p })
+		s.live.put(start, p)
 	}
+}
+
+// take removes a piece; p is not to be used afterwards.
+func (s *stack) take(p *piece) {
+	x := &s.slots[p.slot]
+	i := slices.Index(x.pieces, p)
+	x.pieces = slices.Delete(x.pieces, i, i+1)
 	s.pieces--
 	if !p.hole {
 		s.live.remove(p.start)
 	}
+	s.free = append(s.free, p)
 }
 
 // overlapping returns the pieces with pages in [start,end), by address. The
@@ -140,12 +169,13 @@ func (s *stack) use(start, end uint64) int64 {
 	top := s.newSlot() // first: it may drop pieces
 	list := s.overlapping(start, end)
 	d := s.distance(list, start, end)
-	if len(list) == 1 && list[0].start == start && list[0].end == end && len(s.slots[list[0].slot]) == 1 && !s.holeAfter(list[0].slot, start) {
+	if len(list) == 1 && list[0].start == start && list[0].end == end && len(s.slots[list[0].slot].pieces) == 1 && !s.holeAfter(list[0].slot, start) {
 		// The common case: the same again, and nothing in its way.
 		p := list[0]
 		n := p.len()
 		s.add(p.slot, -n)
-		s.slots[p.slot], s.slots[top] = s.slots[top], s.slots[p.slot]
+		from, to := &s.slots[p.slot], &s.slots[top]
+		from.pieces, to.pieces = to.pieces, from.pieces
 		p.slot = top
 		s.add(top, n)
 		return d
@@ -161,7 +191,7 @@ func (s *stack) use(start, end uint64) int64 {
 	if at < end {
 		s.fill(at, end, -1)
 	}
-	s.put(&piece{start: start, end: end, slot: top})
+	s.put(start, end, top, false)
 	s.add(top, int64(end-start))
 	return d
 }
@@ -181,7 +211,7 @@ func (s *stack) distance(list []*piece, start, end uint64) int64 {
 	}
 	page := max(oldest.start, start)
 	d := s.above(oldest.slot)
-	for _, p := range s.slots[oldest.slot] {
+	for _, p := range s.slots[oldest.slot].pieces {
 		if p.end > page {
 			d += int64(p.end - max(p.start, page))
 		}
@@ -203,8 +233,7 @@ func (s *stack) holeAfter(slot int32, page uint64) bool {
 }
 
 func (s *stack) lastHole(slot int32) *piece {
-	l := s.slots[slot]
-	for _, p := range slices.Backward(l) {
+	for _, p := range slices.Backward(s.slots[slot].pieces) {
 		if p.hole {
 			return p
 		}
@@ -234,8 +263,7 @@ func (s *stack) fill(start, end uint64, slot int32) (filled uint64) {
 		}
 		s.take(p)
 		if s.lastHole(h) == nil {
-			heap.Pop(&s.holes)
-			delete(s.inHeap, h)
+			s.popHole()
 		}
 	}
 	return filled
@@ -244,40 +272,41 @@ func (s *stack) fill(start, end uint64, slot int32) (filled uint64) {
 // move takes the pages [start,end) out of p, for them to become the most
 // recent. Those that filled a hole leave one.
 func (s *stack) move(p *piece, start, end uint64) {
-	filled := s.fill(start, end, p.slot)
+	n := p.slot
+	filled := s.fill(start, end, n)
 	s.cut(p, start, end)
-	s.add(p.slot, -int64(end-start-filled))
+	s.add(n, -int64(end-start-filled))
 	if filled > 0 {
-		s.put(&piece{start: start, end: start + filled, slot: p.slot, hole: true})
+		s.put(start, start+filled, n, true)
 	}
 }
 
 // cut takes [start,end) out of p, leaving up to two pieces in its slot.
 func (s *stack) cut(p *piece, start, end uint64) {
-	oldStart, oldEnd, slot := p.start, p.end, p.slot
-	if oldStart < start {
+	oldEnd, n := p.end, p.slot
+	if p.start < start {
 		// It stays as what is left of it, and keeps its key.
 		p.end = start
 	} else {
 		s.take(p)
 	}
 	if end < oldEnd {
-		s.put(&piece{start: end, end: oldEnd, slot: slot})
+		s.put(end, oldEnd, n, false)
 	}
 }
 
 // invalidate makes the pages of [start,end) holes.
 func (s *stack) invalidate(start, end uint64) {
-	for _, p := range slices.Clone(s.overlapping(start, end)) {
-		from, to := max(p.start, start), min(p.end, end)
+	for _, p := range s.overlapping(start, end) {
+		from, to, n := max(p.start, start), min(p.end, end), p.slot
 		if from == p.start && to == p.end {
 			s.live.remove(p.start)
 			p.hole = true
-			s.heapHole(p.slot)
+			s.pushHole(n)
 			continue
 		}
 		s.cut(p, from, to)
-		s.put(&piece{start: from, end: to, slot: p.slot, hole: true})
+		s.put(from, to, n, true)
 	}
 }
 
@@ -286,7 +315,7 @@ func (s *stack) newSlot() int32 {
 	if len(s.slots) == len(s.weight)-1 {
 		s.compact()
 	}
-	s.slots = append(s.slots, nil)
+	s.slots = append(s.slots, slot{})
 	return int32(len(s.slots) - 1)
 }
 
@@ -295,29 +324,27 @@ func (s *stack) newSlot() int32 {
 func (s *stack) compact() {
 	from := 0
 	for ; s.pieces > s.limit && from < len(s.slots); from++ {
-		for _, p := range slices.Clone(s.slots[from]) {
-			s.take(p)
+		for l := s.slots[from].pieces; len(l) > 0; l = s.slots[from].pieces {
+			s.take(l[0])
 			s.forgot = true
 		}
 	}
 	n := 0
-	clear(s.inHeap)
 	s.holes = s.holes[:0]
 	for i := from; i < len(s.slots); i++ {
-		l := s.slots[i]
-		if len(l) == 0 {
+		x := s.slots[i]
+		if len(x.pieces) == 0 {
 			continue
 		}
-		hole := false
-		for _, p := range l {
+		x.inHeap = false
+		for _, p := range x.pieces {
 			p.slot = int32(n)
-			hole = hole || p.hole
+			x.inHeap = x.inHeap || p.hole
 		}
-		if hole {
+		if x.inHeap {
 			s.holes = append(s.holes, int32(n))
-			s.inHeap[int32(n)] = true
 		}
-		s.slots[n], s.slots[i] = l, s.slots[n]
+		s.slots[n] = x
 		n++
 	}
 	clear(s.slots[n:])
@@ -330,9 +357,9 @@ func (s *stack) compact() {
 		clear(s.weight)
 	}
 	s.total = 0
-	for i, l := range s.slots {
+	for i := range s.slots {
 		sum := int64(0)
-		for _, p := range l {
+		for _, p := range s.slots[i].pieces {
 			sum += p.len()
 		}
 		s.weight[i+1] = sum

@@ -88,7 +88,8 @@ type fataler interface {
 func check(t fataler, s *stack) {
 	t.Helper()
 	total, live, pieces := int64(0), 0, 0
-	for slot, l := range s.slots {
+	for slot, x := range s.slots {
+		l := x.pieces
 		sum, hole := int64(0), false
 		for i, p := range l {
 			pieces++
@@ -108,8 +109,8 @@ func check(t fataler, s *stack) {
 		if above := s.above(int32(slot)); s.above(int32(slot)-1)-above != sum {
 			t.Fatalf("weight of slot %d", slot)
 		}
-		if hole != s.inHeap[int32(slot)] {
-			t.Fatalf("slot %d has holes: %v, heap says %v", slot, hole, s.inHeap[int32(slot)])
+		if hole != x.inHeap {
+			t.Fatalf("slot %d has holes: %v, heap says %v", slot, hole, x.inHeap)
 		}
 		total += sum
 	}
