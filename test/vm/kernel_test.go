@@ -3,6 +3,7 @@ package vm_test
 import (
 	"encoding/json"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -19,7 +20,7 @@ const guestPath = "/bin/pindown"
 // isn't locked down, so that the BPF monitor can sit on kernel functions, and
 // that has huge pages.
 func TestKernel(t *testing.T) {
-	host := buildCommand(t)
+	host := buildCommand(t, "cmd/pindown")
 	m := vm.Boot(t, vm.Options{Files: map[string]string{guestPath: host}, HugePages: 32})
 
 	t.Run("doctor", func(t *testing.T) { testDoctor(t, m) })
@@ -49,12 +50,12 @@ func TestKernel(t *testing.T) {
 	})
 }
 
-// buildCommand builds the command for the guest.
-func buildCommand(t *testing.T) string {
+// buildCommand builds a command of the module for the guest.
+func buildCommand(t *testing.T, dir string) string {
 	t.Helper()
 	vm.Require(t)
-	bin := filepath.Join(t.TempDir(), "pindown")
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", bin, "github.com/pindown/pindown/cmd/pindown")
+	bin := filepath.Join(t.TempDir(), path.Base(dir))
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", bin, "github.com/pindown/pindown/"+dir)
 	cmd.Env = append(cmd.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build the command: %v\n%s", err, out)

@@ -1,6 +1,10 @@
 package vm_test
 
 import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,10 +20,60 @@ func TestVerbs(t *testing.T) {
 	t.Run("device", func(t *testing.T) {
 		m.RunTests(t, vm.TestBinary{Pkg: "./device/verbs", Args: []string{"-test.short"}, Timeout: 10 * time.Minute})
 	})
+	t.Run("copy", func(t *testing.T) { testCopies(t, m) })
 	t.Run("nobody", func(t *testing.T) {
 		m.RunTests(t, vm.TestBinary{
 			Pkg: "./device/verbs", User: "nobody", Limits: map[int]uint64{unix.RLIMIT_MEMLOCK: 256 << 10},
 			Run: "TestMemlock|TestConforms$|TestExpose$", Args: []string{"-test.short"}, Timeout: 10 * time.Minute,
 		})
 	})
+}
+
+// mib is the size of the file that the examples copy.
+const mib = 64
+
+// testCopies runs the examples on a file, which must come out the same.
+func testCopies(t *testing.T, m *vm.Machine) {
+	for _, name := range []string{"rdmacopy", "iouringcopy"} {
+		if err := m.PutProgram(t.Context(), "/bin/"+name, buildCommand(t, "examples/"+name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.Command(t, "sh", "-c", fmt.Sprintf("mkdir -p /tmp/copies && dd if=/dev/urandom of=%s/source bs=1M count=%d 2>/dev/null", vm.DiskDir, mib))
+	t.Run("rdma", func(t *testing.T) {
+		t.Log("\n" + m.Command(t, "rdmacopy", "devices"))
+		out := m.Command(t, "sh", "-c", fmt.Sprintf(`
+			rdmacopy serve -dir /tmp/copies -count 3 2>/tmp/serve & s=$!
+			until grep -q listening /tmp/serve; do kill -0 $s || { cat /tmp/serve; exit 1; }; sleep 0.1; done
+			rdmacopy send -way all %[1]s/source || { cat /tmp/serve; exit 1; }
+			wait $s && cat /tmp/serve && cmp %[1]s/source /tmp/copies/source && rm /tmp/copies/source`, vm.DiskDir))
+		t.Log("\n" + out)
+		if !strings.Contains(out, "device rxe0, monitor bpf") {
+			t.Error("not the device or the monitor that was to be shown")
+		}
+		for _, way := range []string{"cache", "register", "bounce"} {
+			if !regexp.MustCompile(`(?m)^ *` + way + ` +` + strconv.Itoa(mib<<20) + ` `).MatchString(out) {
+				t.Errorf("no result for way %s", way)
+			}
+		}
+		wantHits(t, out, `(?m)^ *cache .* ([0-9.]+) % `)
+	})
+	t.Run("io_uring", func(t *testing.T) {
+		out := m.Command(t, "sh", "-c", fmt.Sprintf("iouringcopy %[1]s/source %[1]s/copy 2>&1 && cmp %[1]s/source %[1]s/copy && rm %[1]s/copy", vm.DiskDir))
+		t.Log("\n" + out)
+		wantHits(t, out, `([0-9.]+) % hits`)
+	})
+}
+
+// wantHits fails unless nine tenths of the acquires were hits.
+func wantHits(t *testing.T, out, pattern string) {
+	t.Helper()
+	found := regexp.MustCompile(pattern).FindStringSubmatch(out)
+	if found == nil {
+		t.Error("no share of hits")
+		return
+	}
+	if share, err := strconv.ParseFloat(found[1], 64); err != nil || share < 90 {
+		t.Errorf("%s %% of the acquires were hits", found[1])
+	}
 }
