@@ -30,7 +30,7 @@ const shmRemap = 0o40000
 // siteKey tells call sites apart.
 type siteKey struct {
 	space  *space
-	stack  int32
+	stack  uint64
 	caller uint64 // the return address on top of the stack, if there is one
 }
 
@@ -69,7 +69,7 @@ type analysis struct {
 	began     time.Duration
 	pageSize  uintptr
 	spaces    *spaces
-	stack     func(id int32) []uint64
+	stack     func(key uint64) []uint64
 	trace     *trace.Writer // may be nil
 	traceErr  error
 	ops       map[probe.What]*operation
@@ -83,7 +83,8 @@ type analysis struct {
 	uses      Uses
 	segments  map[segment]uint64 // sizes of System V shared memory that is attached
 	regs      registrations
-	total     uint64 // operations
+	cpu       time.Duration // of processes that have ended
+	total     uint64        // operations
 	bytes     uint64
 }
 
@@ -92,7 +93,7 @@ type segment struct {
 	addr uint64
 }
 
-func newAnalysis(began time.Duration, sp *spaces, stack func(int32) []uint64, w *trace.Writer) *analysis {
+func newAnalysis(began time.Duration, sp *spaces, stack func(uint64) []uint64, w *trace.Writer) *analysis {
 	a := &analysis{
 		began: began, pageSize: uintptr(os.Getpagesize()), spaces: sp, stack: stack, trace: w,
 		ops: map[probe.What]*operation{}, sites: map[siteKey]*site{}, siteOps: map[*site]map[probe.What]*siteOp{},
@@ -117,6 +118,7 @@ func (a *analysis) event(e *probe.Event) {
 			a.process(e)
 		case probe.Exit:
 			a.regs.endProcess(e.PID, e.Time, "exit")
+			a.cpu += time.Duration(e.Args[0])
 			delete(a.running, e.PID)
 			status := unix.WaitStatus(e.Result)
 			if a.trace != nil {
@@ -402,7 +404,7 @@ func (s *site) ID() uint32 {
 
 // site returns where an event came from; nil if there are too many.
 func (a *analysis) site(e *probe.Event) *site {
-	if e.Stack < 0 {
+	if e.Stack == 0 {
 		return nil
 	}
 	sp := a.spaces.at(e.PID, e.Time)

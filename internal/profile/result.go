@@ -220,8 +220,8 @@ type Overhead struct {
 	Seconds        float64 `json:"bpf_seconds"`
 	MachineSeconds float64 `json:"bpf_machine_seconds"`
 	ReaderSeconds  float64 `json:"reader_seconds"`
-	// ProgramSeconds is the processor time of the program and the children that
-	// it waited for; 0 if it isn't known.
+	// ProgramSeconds is the processor time of the program and all that it made
+	// and that ended; 0 if it isn't known.
 	ProgramSeconds float64 `json:"program_seconds"`
 	// Share is Seconds in ProgramSeconds.
 	Share float64 `json:"share"`

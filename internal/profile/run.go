@@ -400,7 +400,8 @@ func (r *run) finish() (*Result, error) {
 			const signalled = 128
 			res.ExitCode, res.Signal = signalled+int(status.Signal()), status.Signal().String()
 		}
-		res.Overhead.ProgramSeconds = (r.exit.UserTime() + r.exit.SystemTime()).Seconds()
+		// Daemons aren't children that anybody waits for.
+		res.Overhead.ProgramSeconds = max(r.exit.UserTime()+r.exit.SystemTime(), r.a.cpu).Seconds()
 		if res.Overhead.ProgramSeconds > 0 {
 			res.Overhead.Share = res.Overhead.Seconds / res.Overhead.ProgramSeconds
 		}

@@ -50,7 +50,8 @@ const (
 	// of a program.
 	Process
 	Exec
-	// Exit is the end of a process; Result is as from wait(2).
+	// Exit is the end of a process; Result is as from wait(2), Args[0] the
+	// processor time that it used, in nanoseconds.
 	Exit
 	_
 	// VerbsRegister has as Args the protection domain, address, length, access
@@ -105,9 +106,10 @@ type Event struct {
 	Result     int64
 	// Ring names an io_uring context, while it lives.
 	Ring uint64
-	// Stack is the number of a stack for [Probe.Stack]; negative if there is
-	// none. Top are the topmost words of the user's stack.
-	Stack int32
+	// Stack is the key of a stack for [Probe.Stack]; 0 if there is none. Top has
+	// the caller of a function without a frame, perhaps: the topmost words of
+	// the user's stack, or the link register.
+	Stack uint64
 	Top   [topWords]uint64
 	// Part is the index of a vectored transfer's part, and of a transfer by
 	// io_uring 1: it was submitted, and isn't done.
@@ -138,7 +140,7 @@ func (e *Event) Parent() uint32 {
 
 const (
 	topWords  = 3
-	eventSize = 8*(2+5+2+topWords) + 16
+	eventSize = 8*(2+5+2+topWords+1) + 16
 )
 
 // decode decodes a struct event of src/profile.c.
@@ -159,9 +161,10 @@ func (e *Event) decode(b []byte) bool {
 	for i := range e.Top {
 		e.Top[i] = next()
 	}
+	e.Stack = next()
 	ids := next()
 	e.PID, e.TID = uint32(ids), uint32(ids>>32)
 	last := next()
-	e.Stack, e.What, e.Part = int32(last), What(last>>32), uint16(last>>48)
+	e.What, e.Part = What(last), uint16(last>>16)
 	return true
 }

@@ -29,14 +29,14 @@ type Options struct {
 	// RingBytes is the size of the ring buffer, rounded up to a power of two.
 	// Default 16 MiB: some hundred thousand events.
 	RingBytes int
-	// Stacks is how many different stacks are kept. Default 65536.
+	// Stacks is how many different stacks are kept. Default 32768.
 	Stacks int
 }
 
 // Defaults.
 const (
 	defaultRingBytes = 16 << 20
-	defaultStacks    = 65536
+	defaultStacks    = 32768
 )
 
 // States of a task in src/profile.c.
@@ -307,21 +307,17 @@ func (p *Probe) calibrate() error {
 	return nil
 }
 
-// Stack returns the return addresses of a stack, innermost first; nil if the
-// number isn't one.
-func (p *Probe) Stack(id int32) []uint64 {
-	m := p.coll.Maps["stacks"]
-	raw, err := m.LookupBytes(uint32(id))
-	if id < 0 || err != nil {
+// Stack returns the addresses of a stack, innermost first: that of an
+// instruction, then return addresses; nil if there is no such stack.
+func (p *Probe) Stack(key uint64) []uint64 {
+	raw, err := p.coll.Maps["stacks"].LookupBytes(key)
+	const word = 8
+	if key == 0 || err != nil || len(raw) < word {
 		return nil
 	}
-	var addrs []uint64
-	for len(raw) >= 8 {
-		a := binary.LittleEndian.Uint64(raw)
-		if a == 0 {
-			break
-		}
-		addrs, raw = append(addrs, a), raw[8:]
+	addrs := make([]uint64, min(binary.LittleEndian.Uint64(raw), uint64(len(raw)/word-1)))
+	for i := range addrs {
+		addrs[i] = binary.LittleEndian.Uint64(raw[word*(i+1):])
 	}
 	return addrs
 }
@@ -332,8 +328,9 @@ type Stats struct {
 	Measured bool
 	// Runs counts the programs' runs, Time is what they took: of all tasks of the
 	// machine, since every system call runs a program that looks whether the
-	// task is followed. FollowedTime is what they took for those that are:
-	// without the looks at others, of a duration measured in the beginning.
+	// task is followed. FollowedTime is what those at system calls took for tasks
+	// that are: measured for the calls that matter, and a look, of a duration
+	// measured in the beginning, at each.
 	Runs         uint64
 	Time         time.Duration
 	FollowedTime time.Duration
@@ -361,9 +358,7 @@ func (p *Probe) Stats() (Stats, error) {
 		return s, err
 	}
 	const both = 2 // entry and exit
-	if others := float64(s.Runs) - both*float64(entries.Calls); others > 0 {
-		s.FollowedTime = max(0, s.Time-time.Duration(others*p.look))
-	}
+	s.FollowedTime = entries.Time + time.Duration(both*float64(entries.Calls)*p.look)
 	for name, to := range map[string]*uint64{
 		"lost_events": &s.LostEvents, "lost_stacks": &s.LostStacks, "lost_tasks": &s.LostTasks,
 	} {

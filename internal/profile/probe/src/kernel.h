@@ -22,17 +22,28 @@ typedef struct {
 
 struct signal_struct {
 	atomic_t live;
+	u64 sum_sched_runtime; /* of threads that have ended */
+} __core;
+
+struct sched_entity {
+	u64 sum_exec_runtime;
 } __core;
 
 struct task_struct {
 	struct thread_info thread_info;
+	u32 flags;
 	struct mm_struct *mm;
 	struct task_struct *group_leader;
 	struct task_struct *real_parent;
 	struct signal_struct *signal;
+	struct sched_entity se;
 	s32 tgid;
 	s32 exit_code;
 } __core;
+
+#define PF_IO_WORKER 0x00000010
+#define PF_USER_WORKER 0x00004000
+#define PF_KTHREAD 0x00200000
 
 struct io_ring_ctx;
 
@@ -85,7 +96,7 @@ struct io_sr_msg {
 #if defined(__TARGET_ARCH_x86)
 
 struct pt_regs {
-	unsigned long sp, r10, r9, r8, ax, cx, dx, si, di;
+	unsigned long sp, ip, bp, r10, r9, r8, ax, cx, dx, si, di;
 } __core;
 
 #define SYSCALL_ARG1(regs) ((regs)->di)
@@ -94,6 +105,10 @@ struct pt_regs {
 #define SYSCALL_ARG4(regs) ((regs)->r10)
 #define SYSCALL_ARG5(regs) ((regs)->r8)
 #define STACK_POINTER(regs) ((regs)->sp)
+#define INSTRUCTION_POINTER(regs) ((regs)->ip)
+#define FRAME_POINTER(regs) ((regs)->bp)
+/* The caller of a function without a frame is on top of the stack. */
+#define CALLER(regs, top)
 
 #define CALL_ARG1(regs) ((regs)->di)
 #define CALL_ARG2(regs) ((regs)->si)
@@ -142,6 +157,7 @@ struct pt_regs {
 struct pt_regs {
 	u64 regs[31];
 	u64 sp;
+	u64 pc;
 	u64 orig_x0;
 } __core;
 
@@ -151,6 +167,10 @@ struct pt_regs {
 #define SYSCALL_ARG4(r) ((r)->regs[3])
 #define SYSCALL_ARG5(r) ((r)->regs[4])
 #define STACK_POINTER(r) ((r)->sp)
+#define INSTRUCTION_POINTER(r) ((r)->pc)
+#define FRAME_POINTER(r) ((r)->regs[29])
+/* The caller of a function without a frame is in the link register. */
+#define CALLER(r, top) ((top)[0] = (r)->regs[30])
 
 #define CALL_ARG1(r) ((r)->regs[0])
 #define CALL_ARG2(r) ((r)->regs[1])

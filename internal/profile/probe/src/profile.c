@@ -59,10 +59,11 @@ struct event {
 	s64 ret;
 	u64 ring; /* io_uring: the context's address, a name for it */
 	u64 top[TOP]; /* the user stack's top words: there may be a return address */
+	u64 stack; /* in stacks; 0: none */
 	u32 pid, tid;
-	s32 stack; /* in stacks, or -errno */
 	u16 what;
 	u16 n; /* index of a vector's element */
+	u32 pad;
 };
 
 struct {
@@ -70,13 +71,22 @@ struct {
 	__uint(max_entries, 1 << 24); /* set by the loader */
 } events SEC(".maps");
 
+/*
+ * A call stack: the address of the instruction, and return addresses as frame
+ * pointers lead to them. Its key is a hash of it.
+ */
 #define DEPTH 32
 
+struct stack {
+	u64 n;
+	u64 ip[DEPTH];
+};
+
 struct {
-	__uint(type, BPF_MAP_TYPE_STACK_TRACE);
-	__uint(max_entries, 16384); /* set by the loader */
-	__type(key, u32);
-	__uint(value_size, DEPTH * 8);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 32768); /* set by the loader */
+	__type(key, u64);
+	__type(value, struct stack);
 } stacks SEC(".maps");
 
 struct count {
@@ -112,6 +122,7 @@ struct task {
 	u64 verbs_since;
 	u64 verbs_a[4];
 	u32 verbs_what, verbs_depth;
+	struct stack stack; /* that is being looked at */
 };
 
 struct {
@@ -194,7 +205,6 @@ static __inline_always struct event *begin(u32 what)
 	e->pid = id.pid;
 	e->tid = id.tid;
 	e->what = what;
-	e->stack = -1;
 	return e;
 }
 
@@ -221,26 +231,81 @@ static __inline_always void introduce(struct task *t, u32 what)
 	send(e);
 }
 
-/* Counts the system calls of members, whatever they are: entry 0. */
-static __inline_always void count_entry(void)
+/*
+ * Counts the system calls of members, whatever they are, and what the programs
+ * take for those of interest: entry 0.
+ */
+static __inline_always void count_cost(u64 calls, u64 since)
 {
 	u32 nothing = NOTHING;
 	struct count *c = bpf_map_lookup_elem(&counts, &nothing);
 
-	if (c)
-		c->calls++;
+	if (!c)
+		return;
+	c->calls += calls;
+	if (since)
+		c->ns += bpf_ktime_get_ns() - since;
 }
 
-/* Where in the program it happens. */
-static __inline_always s32 where(void *ctx, u64 *top, u64 sp)
-{
-	long id = bpf_get_stackid(ctx, &stacks, BPF_F_USER_STACK);
+/* Frames further apart are none, nor is one below the stack pointer. */
+#define FRAME_MAX (1 << 22)
 
-	/* -EEXIST: its place is taken. -ENOMEM. A thread of the kernel has none. */
-	if (id == -17 || id == -12)
+/* The odd constant of FNV-1a. */
+#define HASH_PRIME 0x100000001b3ULL
+
+/*
+ * Puts the stack into stacks and returns its key. The kernel's own walk
+ * (bpf_get_stackid) tries any value of the frame pointer, and takes ten times as
+ * long where that is none and faults.
+ */
+static __noinline u64 walk(struct task *t, u64 ip, u64 sp, u64 fp)
+{
+	struct stack *s = &t->stack;
+	u64 key = (0xcbf29ce484222325ULL ^ ip) * HASH_PRIME, last = sp;
+
+	s->n = 1;
+	s->ip[0] = ip;
+	for (u32 i = 1; i < DEPTH; i++) {
+		struct {
+			u64 fp, ip;
+		} frame;
+
+		s->ip[i] = 0;
+		if (fp & 7 || fp < last || fp - last > FRAME_MAX || s->n != i)
+			continue;
+		if (bpf_probe_read_user(&frame, sizeof(frame), (void *)fp) || !frame.ip)
+			continue;
+		s->ip[i] = frame.ip;
+		s->n = i + 1;
+		key = (key ^ frame.ip ^ key >> 29) * HASH_PRIME;
+		last = fp + sizeof(frame);
+		fp = frame.fp;
+	}
+	if (!bpf_map_lookup_elem(&stacks, &key) && bpf_map_update_elem(&stacks, &key, s, BPF_ANY)) {
 		__sync_fetch_and_add(&lost_stacks, 1);
+		return 0;
+	}
+	return key;
+}
+
+/* Where in the program it happens; also the topmost words of its stack. */
+static __inline_always u64 where(struct task *t, u64 *top, struct pt_regs *regs)
+{
+	u64 sp = STACK_POINTER(regs);
+
 	bpf_probe_read_user(top, TOP * sizeof(*top), (void *)sp);
-	return id;
+	CALLER(regs, top);
+	return walk(t, INSTRUCTION_POINTER(regs), sp, FRAME_POINTER(regs));
+}
+
+/* The same of a thread that is in the kernel, unless it is one of the kernel's. */
+static __inline_always u64 where_from(struct task *t, u64 *top)
+{
+	struct task_struct *current = bpf_get_current_task_btf();
+
+	if (current->flags & (PF_IO_WORKER | PF_USER_WORKER | PF_KTHREAD))
+		return 0;
+	return where(t, top, bpf_task_pt_regs(current));
 }
 
 static __inline_always u32 classify(u32 nr)
@@ -337,16 +402,16 @@ int on_enter(u64 *ctx)
 
 	if (!t)
 		return 0;
-	count_entry();
 	if (t->fresh)
 		introduce(t, PROCESS);
 	t->what = NOTHING;
 	current = bpf_get_current_task_btf();
-	if (SYSCALL_COMPAT(current))
+	what = SYSCALL_COMPAT(current) ? NOTHING : classify((u32)ctx[1] & SYSCALL_NR_MASK);
+	if (what == NOTHING) {
+		count_cost(1, 0);
 		return 0;
-	what = classify((u32)ctx[1] & SYSCALL_NR_MASK);
-	if (what == NOTHING)
-		return 0;
+	}
+	t->since = bpf_ktime_get_ns();
 	regs = bpf_task_pt_regs(current);
 	t->a[0] = SYSCALL_ARG1(regs);
 	if (what == CLOSE) {
@@ -361,7 +426,7 @@ int on_enter(u64 *ctx)
 		t->a[1] = current->mm->brk;
 	t->ring = 0;
 	t->what = what;
-	t->since = bpf_ktime_get_ns();
+	count_cost(1, t->since);
 	return 0;
 }
 
@@ -428,7 +493,7 @@ struct iovec {
 #define BUFFERS 1024
 
 /* A vectored transfer of ret bytes: an event for each large enough part. */
-static __noinline void vector(struct task *t, u64 left, u64 took, s32 stack)
+static __noinline void vector(struct task *t, u64 left, u64 took, u64 stack)
 {
 	u64 iov = t->a[1], n = t->a[2];
 
@@ -457,17 +522,15 @@ static __noinline void vector(struct task *t, u64 left, u64 took, s32 stack)
 /* The offsets of iov and its length in a struct msghdr of a 64-bit program. */
 #define MSG_IOV 16
 
-static __inline_always void use(void *ctx, struct task *t, s64 ret, u64 took)
+static __inline_always void use(struct task *t, s64 ret, u64 took)
 {
-	struct task_struct *current = bpf_get_current_task_btf();
-	u64 sp = STACK_POINTER(bpf_task_pt_regs(current));
 	struct event *e;
 	u64 top[TOP] = {};
 
 	if (ret < 0 || (u64)ret < use_bytes)
 		return;
 	if (t->what & USE_VECTOR) {
-		vector(t, ret, took, where(ctx, top, sp));
+		vector(t, ret, took, where_from(t, top));
 		return;
 	}
 	if (t->what & USE_MESSAGE) {
@@ -477,13 +540,13 @@ static __inline_always void use(void *ctx, struct task *t, s64 ret, u64 took)
 			return;
 		t->a[1] = v.base;
 		t->a[2] = v.len;
-		vector(t, ret, took, where(ctx, top, sp));
+		vector(t, ret, took, where_from(t, top));
 		return;
 	}
 	e = begin_call(t, t->what, ret, took);
 	if (!e)
 		return;
-	e->stack = where(ctx, e->top, sp);
+	e->stack = where_from(t, e->top);
 	send(e);
 }
 
@@ -540,9 +603,8 @@ static __noinline void ring_buffers(struct task *t, s64 ret)
 	}
 }
 
-static __inline_always void ring_register(void *ctx, struct task *t, s64 ret, u64 took)
+static __inline_always void ring_register(struct task *t, s64 ret, u64 took)
 {
-	struct task_struct *current = bpf_get_current_task_btf();
 	struct event *e;
 	u32 op = t->a[1] & ~IORING_REGISTER_USE_REGISTERED_RING;
 
@@ -553,7 +615,7 @@ static __inline_always void ring_register(void *ctx, struct task *t, s64 ret, u6
 	e = begin_call(t, RING_REGISTER, ret, took);
 	if (!e)
 		return;
-	e->stack = where(ctx, e->top, STACK_POINTER(bpf_task_pt_regs(current)));
+	e->stack = where_from(t, e->top);
 	send(e);
 	if (ret >= 0)
 		ring_buffers(t, ret);
@@ -563,10 +625,9 @@ SEC("tp_btf/sys_exit")
 int on_exit(u64 *ctx)
 {
 	struct task *t = member();
-	struct task_struct *current;
 	struct event *e;
 	s64 ret = ctx[1];
-	u64 took;
+	u64 took, now;
 
 	if (!t || t->what == NOTHING)
 		return 0;
@@ -574,21 +635,22 @@ int on_exit(u64 *ctx)
 		t->what = NOTHING;
 		return 0;
 	}
-	took = bpf_ktime_get_ns() - t->since;
+	now = bpf_ktime_get_ns();
+	took = now - t->since;
 	if (t->what == RING_REGISTER) {
-		ring_register(ctx, t, ret, took);
+		ring_register(t, ret, took);
 	} else if (t->what >= USE_READ) {
-		use(ctx, t, ret, took);
+		use(t, ret, took);
 	} else {
 		count(t, ret, took);
 		e = begin_call(t, t->what, ret, took);
 		if (e) {
-			current = bpf_get_current_task_btf();
-			e->stack = where(ctx, e->top, STACK_POINTER(bpf_task_pt_regs(current)));
+			e->stack = where_from(t, e->top);
 			send(e);
 		}
 	}
 	t->what = NOTHING;
+	count_cost(0, now);
 	return 0;
 }
 
@@ -648,6 +710,7 @@ int on_task_exit(u64 *ctx)
 		return 0;
 	e->time = bpf_ktime_get_ns();
 	e->ret = (u32)task->exit_code;
+	e->a[0] = task->se.sum_exec_runtime + task->signal->sum_sched_runtime;
 	send(e);
 	return 0;
 }
@@ -697,10 +760,9 @@ static __inline_always u64 cmd_bytes(struct io_kiocb *req, u32 offset, u32 n)
 	cmd_bytes(req, core_offset(struct io_kiocb, cmd) + core_offset(type, field), n)
 
 /* A request to io_uring, by the thread that submits it or the kernel's that polls. */
-static __inline_always int on_submit(void *ctx, struct io_kiocb *req)
+static __inline_always int on_submit(struct io_kiocb *req)
 {
 	struct task *t = member();
-	struct task_struct *current;
 	struct event *e;
 	u64 addr, len;
 	u32 what;
@@ -759,8 +821,7 @@ static __inline_always int on_submit(void *ctx, struct io_kiocb *req)
 	e->a[2] = len;
 	e->ret = len;
 	e->n = 1; /* submitted, not done */
-	current = bpf_get_current_task_btf();
-	e->stack = where(ctx, e->top, STACK_POINTER(bpf_task_pt_regs(current)));
+	e->stack = where_from(t, e->top);
 	send(e);
 	return 0;
 }
@@ -769,14 +830,14 @@ static __inline_always int on_submit(void *ctx, struct io_kiocb *req)
 SEC("tp_btf/io_uring_submit_req")
 int on_submit_req(u64 *ctx)
 {
-	return on_submit(ctx, (struct io_kiocb *)ctx[0]);
+	return on_submit((struct io_kiocb *)ctx[0]);
 }
 
 /* Before Linux 6.4. */
 SEC("tp_btf/io_uring_submit_sqe")
 int on_submit_sqe(u64 *ctx)
 {
-	return on_submit(ctx, (struct io_kiocb *)ctx[0]);
+	return on_submit((struct io_kiocb *)ctx[0]);
 }
 
 /* The functions of libibverbs: the cookie of an attachment. */
@@ -840,7 +901,7 @@ int on_verbs_return(struct pt_regs *regs)
 		bpf_probe_read_user(&key, sizeof(key), (void *)(result + MR_LKEY));
 		e->a[4] = key;
 	}
-	e->stack = where(regs, e->top, STACK_POINTER(regs));
+	e->stack = where(t, e->top, regs);
 	send(e);
 	return 0;
 }
