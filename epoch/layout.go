@@ -36,6 +36,8 @@ const (
 
 	// slotsPerRegion is what BucketBitsFor reckons with.
 	slotsPerRegion = 16
+	// recommendedBucketBits is the most that BucketBitsFor recommends: 16 MiB.
+	recommendedBucketBits = 16
 )
 
 // rootTag is the tag of the root, which stays in the first slot of bucket 0.

@@ -109,7 +109,7 @@ func withBits(mem []byte, bits uint32) []byte {
 func TestBucketBitsFor(t *testing.T) {
 	for _, c := range []struct{ regions, want int }{
 		{-1, minBucketBits}, {0, minBucketBits}, {4, 3}, {5, 4},
-		{16384, 15}, {16385, 16}, {100000, 18}, {1 << 40, maxBucketBits},
+		{16384, 15}, {16385, 16}, {100000, 16}, {1 << 40, recommendedBucketBits},
 	} {
 		if got := BucketBitsFor(c.regions); got != c.want {
 			t.Errorf("BucketBitsFor(%d) = %d, want %d", c.regions, got, c.want)

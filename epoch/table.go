@@ -48,10 +48,12 @@ type Table struct {
 
 // BucketBitsFor returns the table size, as log2 of the number of hash buckets,
 // that suits the given number of regions: 16 slots (512 bytes) a region, and up
-// to twice that by rounding up.
+// to twice that by rounding up, but no more than 16 MiB in all. From 32768
+// regions on they share that, and an operation beside a region invalidates it
+// needlessly more and more often; ARCHITECTURE.md has the figures.
 func BucketBitsFor(regions int) int {
 	buckets := (min(max(regions, 1), 1<<30)*slotsPerRegion + bucketSlots - 1) / bucketSlots
-	return min(max(bits.Len(uint(buckets-1)), minBucketBits), maxBucketBits)
+	return min(max(bits.Len(uint(buckets-1)), minBucketBits), recommendedBucketBits)
 }
 
 // Size returns the number of bytes that a table of 2^bucketBits hash buckets

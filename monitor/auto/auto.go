@@ -101,7 +101,12 @@ type Selection struct {
 // Open returns a share in the process's monitor. The first call, and one after
 // the monitor was lost, opens and tests the candidates best first, until one is
 // usable. It always returns a Selection; its Monitor is nil if none is.
-func Open(ctx context.Context) *Selection { return open(ctx, Openers()) }
+func Open(ctx context.Context) *Selection { return OpenFor(ctx, 0) }
+
+// OpenFor is Open for a caller with so many regions: the first call decides how
+// large the table is, and later ones share it. More regions than it was made
+// for are watched less precisely. Zero is the monitors' default.
+func OpenFor(ctx context.Context, regions int) *Selection { return open(ctx, OpenersFor(regions)) }
 
 func open(ctx context.Context, openers []Opener) *Selection {
 	current.mu.Lock()

@@ -26,9 +26,9 @@ const (
 type Options struct {
 	// Mode is where the programs are attached. Default ModeAuto.
 	Mode Mode
-	// Regions is the number of regions that the table is sized for, 256 to 512
-	// bytes of locked kernel memory each. More are watched less precisely.
-	// Default 4096.
+	// Regions is the number of regions that the table is sized for, 512 to 1024
+	// bytes of locked kernel memory each, 16 MiB at most. More are watched less
+	// precisely. Default 4096.
 	Regions int
 	// NewsBytes is the size of the ring buffer for news, a power of two and a
 	// multiple of the page size. News that finds it full is counted as lost.
