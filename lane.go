@@ -164,8 +164,9 @@ func (l *Lane) acquire(ctx context.Context, r Range, access Access) (Region, err
 
 // claim takes a hold for the entry named by id; nil if there is none.
 func (l *Lane) claim(id uint64) (*hold, uint64) {
-	for i := range l.hold {
-		h := &l.hold[i]
+	for i := range uint32(LaneHolds) {
+		// The one that acquire tried comes first, lest its count stay at its end.
+		h := &l.hold[(l.next+i)%LaneHolds]
 		old := h.load()
 		if old > holdCount {
 			continue
