@@ -54,58 +54,18 @@ func (r *runner) restampsAt(c Case) error {
 			continue
 		}
 		for _, impl := range s.Impls {
-			w, err := s.Worker(impl)
-			if err != nil {
-				return err
+			t := &restamper{s: cache, a: &a, other: c.Regions - 1, related: c.Pattern == "related"}
+			for _, i := range r.rng(3).Perm(t.other) {
+				t.order = append(t.order, a.first(i))
 			}
-			defer w.Close() //nolint:errcheck // its errors are those of Run
-			other := c.Regions - 1
-			batch := min(other, restampBatch)
-			var order []uint32
-			for _, i := range r.rng(3).Perm(other) {
-				order = append(order, a.first(i))
-			}
-			at := 0
-			step := func() (int, error) {
-				if at+batch > len(order) {
-					at = 0
+			tasks = append(tasks, task{row: r.row(c, impl), measure: func() (ns float64, err error) {
+				// There is a lane only while it is measured: giving up regions costs
+				// more with one.
+				if t.w, err = s.Worker(impl); err != nil {
+					return 0, err
 				}
-				pages := order[at : at+batch]
-				at += batch
-				if c.Pattern == "unrelated" {
-					if err := cache.touch(a.Range(other)); err != nil {
-						return 0, err
-					}
-					if err := w.Run(a.Base, a.Length(), []uint32{a.first(other)}); err != nil {
-						return 0, err
-					}
-					return batch, w.Run(a.Base, a.Length(), pages)
-				}
-				for i := range pages {
-					start := a.Base + uintptr(pages[i])<<pageShift
-					if err := cache.touch(vm.Range{Start: start, End: start + a.Length()}); err != nil {
-						return 0, err
-					}
-					if err := w.Run(a.Base, a.Length(), pages[i:i+1]); err != nil {
-						return 0, err
-					}
-				}
-				return batch, nil
-			}
-			tasks = append(tasks, task{row: r.row(c, impl), measure: func() (float64, error) {
-				before := cache.cache.Stats().Restamped
-				made, _ := cache.Registrations()
-				p, err := r.team.run(0, r.o.Duration, step)
-				restamped := cache.cache.Stats().Restamped - before
-				again, _ := cache.Registrations()
-				switch {
-				case err != nil:
-				case c.Pattern == "unrelated" && restamped < p.ops:
-					err = fmt.Errorf("%d of %d acquires compared stamps", restamped, p.ops)
-				case c.Pattern == "related" && again-made < p.ops:
-					err = fmt.Errorf("%w: %d of %d acquires registered", errStale, again-made, p.ops)
-				}
-				return p.nsPerOp, err
+				defer t.w.Close() //nolint:errcheck // its errors are those of Run
+				return t.measure(r)
 			}})
 		}
 	}
@@ -114,4 +74,61 @@ func (r *runner) restampsAt(c Case) error {
 		r.add(rows)
 	}
 	return err
+}
+
+// restamper acquires after operations.
+type restamper struct {
+	s       *cacheSubject
+	w       Worker
+	a       *Area
+	other   int // the region on which operations happen that are unrelated
+	related bool
+	order   []uint32
+	at      int
+}
+
+func (t *restamper) measure(r *runner) (ns float64, err error) {
+	before := t.s.cache.Stats().Restamped
+	made, _ := t.s.Registrations()
+	p, err := r.team.run(0, r.o.Duration, t.step)
+	restamped := t.s.cache.Stats().Restamped - before
+	again, _ := t.s.Registrations()
+	switch {
+	case err != nil:
+	case !t.related && restamped < p.ops:
+		err = fmt.Errorf("%d of %d acquires compared stamps", restamped, p.ops)
+	case t.related && again-made < p.ops:
+		err = fmt.Errorf("%w: %d of %d acquires registered", errStale, again-made, p.ops)
+	}
+	return p.nsPerOp, err
+}
+
+// step has a batch of regions acquired after an operation elsewhere, or each
+// after one on itself.
+func (t *restamper) step() (int, error) {
+	batch := min(t.other, restampBatch)
+	if t.at+batch > len(t.order) {
+		t.at = 0
+	}
+	pages := t.order[t.at : t.at+batch]
+	t.at += batch
+	if !t.related {
+		if err := t.s.touch(t.a.Range(t.other)); err != nil {
+			return 0, err
+		}
+		if err := t.w.Run(t.a.Base, t.a.Length(), []uint32{t.a.first(t.other)}); err != nil {
+			return 0, err
+		}
+		return batch, t.w.Run(t.a.Base, t.a.Length(), pages)
+	}
+	for i := range pages {
+		start := t.a.Base + uintptr(pages[i])<<pageShift
+		if err := t.s.touch(vm.Range{Start: start, End: start + t.a.Length()}); err != nil {
+			return 0, err
+		}
+		if err := t.w.Run(t.a.Base, t.a.Length(), pages[i:i+1]); err != nil {
+			return 0, err
+		}
+	}
+	return batch, nil
 }
