@@ -358,7 +358,8 @@ func (p *Probe) Stats() (Stats, error) {
 		return s, err
 	}
 	const both = 2 // entry and exit
-	s.FollowedTime = entries.Time + time.Duration(both*float64(entries.Calls)*p.look)
+	// A measured time includes interruptions, so it may be the longer one.
+	s.FollowedTime = min(s.Time, entries.Time+time.Duration(both*float64(entries.Calls)*p.look))
 	for name, to := range map[string]*uint64{
 		"lost_events": &s.LostEvents, "lost_stacks": &s.LostStacks, "lost_tasks": &s.LostTasks,
 	} {

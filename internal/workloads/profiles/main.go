@@ -68,11 +68,15 @@ type figures struct {
 	Lost     []float64            `json:"lost"`
 	Overhead []float64            `json:"overhead_share"`
 	Calls    map[string][]float64 `json:"calls"`
-	// HitRate and Pinned are of policy drop.
-	HitRate []float64         `json:"hit_rate"`
-	Stale   []float64         `json:"misses_stale_share"`
-	Pinned  []float64         `json:"peak_pinned_bytes"`
-	Models  map[string]*split `json:"models"`
+	// Requests and the next are of policy drop: Registered of them, Reclaimed
+	// since memory changed, Replaced since ranges overlap or for room.
+	Requests   []float64         `json:"requests"`
+	HitRate    []float64         `json:"hit_rate"`
+	Registered []float64         `json:"registered"`
+	Reclaimed  []float64         `json:"reclaimed"`
+	Replaced   []float64         `json:"replaced"`
+	Pinned     []float64         `json:"peak_pinned_bytes"`
+	Models     map[string]*split `json:"models"`
 }
 
 // split is where the time goes under a cost model, by policy and part, in
@@ -206,7 +210,10 @@ func (f *figures) add(res *profile.Result, rep *replay.Result) {
 		if p.Policy == replay.Drop {
 			f.HitRate = append(f.HitRate, p.HitRate)
 			f.Pinned = append(f.Pinned, float64(p.PeakBytes))
-			f.Stale = append(f.Stale, float64(p.MissesStale)/float64(max(1, p.Requests)))
+			f.Requests = append(f.Requests, float64(p.Requests))
+			f.Registered = append(f.Registered, float64(p.Register.Count))
+			f.Reclaimed = append(f.Reclaimed, float64(p.Reclaimed.Count))
+			f.Replaced = append(f.Replaced, float64(p.Deregister.Count))
 		}
 		for _, t := range p.Times {
 			s := f.Models[t.Model]
@@ -249,9 +256,9 @@ func replaceFigures(path string, tables []byte) error {
 }
 
 func write(w io.Writer, all []*figures, models []replay.Model, o *options) {
-	var u strings.Builder
+	var costs strings.Builder
 	for _, m := range models {
-		fmt.Fprintf(&u, "- **%s**: registering %.3g µs and %.3g ns a page, deregistering %.3g µs and %.3g ns. %s. Assumed: %s.\n",
+		fmt.Fprintf(&costs, "- **%s**: registering %.3g µs and %.3g ns a page, deregistering %.3g µs and %.3g ns. %s. Assumed: %s.\n",
 			m.Name, m.Register.Call/1000, m.Register.Page, m.Deregister.Call/1000, m.Deregister.Page, m.Source, cmp.Or(m.Assumed, "nothing"))
 	}
 	fmt.Fprintf(w, "\nMedian of %d runs, in parentheses the least and the most. %s, %d CPUs.\n\n", o.runs, runtime.GOARCH, runtime.NumCPU())
@@ -273,28 +280,45 @@ func write(w io.Writer, all []*figures, models []replay.Model, o *options) {
 		fmt.Fprintf(w, "| %s | %s |\n", f.Name, strings.Join(calls, ", "))
 	}
 	fmt.Fprintln(w, "\n### The cost models")
-	fmt.Fprintf(w, "\n%s", u.String())
+	fmt.Fprintf(w, "\n%s", costs.String())
 	fmt.Fprintln(w, "\n### A cache for their transfers")
-	fmt.Fprintln(w, "\n| Program | Hit rate | Misses since stale | Pinned at most |\n|---|---:|---:|---:|")
+	fmt.Fprintln(w, "\nPolicy drop, at most 1 GiB and 65536 regions for each process. The columns in the middle count for 100 uses.")
+	fmt.Fprintln(w, "\n| Program | Hit rate | Registered | Deregistered since memory changed | since ranges overlap, or for room | Pinned at most |")
+	fmt.Fprintln(w, "|---|---:|---:|---:|---:|---:|")
 	for _, f := range all {
-		fmt.Fprintf(w, "| %s | %s | %s | %s |\n", f.Name, percent(f.HitRate), percent(f.Stale), profile.FormatSize(uint64(median(f.Pinned))))
+		fmt.Fprintf(w, "| %s | %s | %s | %s | %s | %s |\n", f.Name, percent(f.HitRate), hundred(f.Registered, f.Requests),
+			hundred(f.Reclaimed, f.Requests), hundred(f.Replaced, f.Requests), profile.FormatSize(uint64(median(f.Pinned))))
 	}
+	fmt.Fprintln(w, "\n### Where the time goes")
+	fmt.Fprintln(w, `
+Without a cache: what a use costs, and how much of that is deregistering. With a cache (policy drop): what a use costs the
+program, and where that goes; what is deregistered beside the program, for each use; and the share of deregistering in what
+the program would pay if the VM operations that change memory waited for it (policy drop-kernel).`)
 	for _, m := range models {
-		fmt.Fprintf(w, "\n#### %s\n\nOf the time that registration costs the program, with a cache (policy drop-kernel: the VM operation pays for the deregistration; "+
-			"with policy drop it is done beside the program, and the column is empty):\n\n", m.Name)
-		fmt.Fprintln(w, "| Program | Register | Deregister | Invalidate | Hit | Wait | Total per use | No cache: total per use | of it deregister |")
-		fmt.Fprintln(w, "|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+		fmt.Fprintf(w, "\n#### %s\n\n", m.Name)
+		fmt.Fprintln(w, "| Program | No cache: a use | deregister | Cache: a use | register | deregister | invalidate | hit | wait | Beside | Kernel side: deregister |")
+		fmt.Fprintln(w, "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
 		for _, f := range all {
 			s := *f.Models[m.Name]
-			d, n := s[replay.DropKernel.String()], s[replay.PerUse.String()]
-			fmt.Fprintf(w, "| %s |", f.Name)
+			none, drop, kernel := s[replay.PerUse.String()], s[replay.Drop.String()], s[replay.DropKernel.String()]
+			fmt.Fprintf(w, "| %s | %s | %s | %s |", f.Name, micro(ratio(none["total"], f.Requests)),
+				percent(ratio(none["deregister"], none["total"])), micro(ratio(drop["total"], f.Requests)))
 			for _, part := range []string{"register", "deregister", "invalidate", "hit", "wait"} {
-				fmt.Fprintf(w, " %s |", percent(ratio(d[part], d["total"])))
+				fmt.Fprintf(w, " %s |", percent(ratio(drop[part], drop["total"])))
 			}
-			fmt.Fprintf(w, " %s | %s | %s |\n", micro(ratio(d["total"], f.Uses)), micro(ratio(n["total"], f.Uses)), percent(ratio(n["deregister"], n["total"])))
+			fmt.Fprintf(w, " %s | %s |\n", micro(ratio(drop["beside"], f.Requests)), percent(ratio(kernel["deregister"], kernel["total"])))
 		}
 	}
 	fmt.Fprintln(w)
+}
+
+// hundred formats how many there are for 100 of n.
+func hundred(v, n []float64) string {
+	r := ratio(v, n)
+	for i := range r {
+		r[i] *= 100
+	}
+	return spread(r, "%.1f")
 }
 
 func ratio(a, b []float64) []float64 {
