@@ -28,9 +28,12 @@ const (
 // spareSlots is the number of slots of each bucket that single pages leave to
 // larger blocks, and 64 KiB blocks all but one of to still larger ones. A page
 // without a slot costs its 64 KiB of precision, a large block without one costs
-// all below it 16 times its size. Once the table is half full it is scarceSlots,
-// and so on up the levels: without that, in a table of half a slot a region, an
-// operation far away invalidated up to 42 % of all regions, and with it 0.6 %.
+// all below it 16 times its size. Eight pages that are neighbours may fill their
+// home.
+//
+// Once the table is half full it is scarceSlots everywhere, and one less with
+// each level: without that, in a table of half a slot a region, an operation far
+// away invalidated up to 42 % of all regions, and with it 0.6 %.
 const (
 	spareSlots  = 2
 	scarceSlots = 4
@@ -329,14 +332,18 @@ func (t *Table) lookup(tag uint64) (uint32, bool) {
 // claim takes a free slot for a tag that isn't there, at home if there is room.
 // mu must be held.
 func (t *Table) claim(tag uint64, parent uint32) (slot uint32, away, ok bool) {
-	spare := spareSlots
-	if t.used.Load() > int64(len(t.buckets)*bucketSlots/2) {
-		spare = scarceSlots
-	}
-	spare = max(spare-tagLevel(tag), 0)
+	level := tagLevel(tag)
+	scarce := t.used.Load() > int64(len(t.buckets)*bucketSlots/2)
 	for try := range tries {
 		n := t.bucketOf(tag, try)
 		b := &t.buckets[n]
+		spare := max(spareSlots-level, 0)
+		switch {
+		case scarce:
+			spare = max(scarceSlots-level, 0)
+		case try == 0 && level == 0:
+			spare = 0
+		}
 		for i := range bucketSlots - spare {
 			if b.tag[i].Load() != 0 {
 				continue
