@@ -1,6 +1,7 @@
 package pindown
 
 import (
+	"math/bits"
 	"slices"
 
 	"github.com/pindown/pindown/vm"
@@ -30,9 +31,9 @@ const (
 // All of it is guarded by the cache's mu.
 type evictor struct {
 	small, main fifo
-	ghosts      map[uintptr]struct{} // by start address
-	order       []uintptr            // ring of ghosts, oldest at next
-	next        int
+	// ghosts holds, at a place given by a hash of the start address, another
+	// hash of the entry that left last.
+	ghosts []uint32
 }
 
 // fifo is a queue of entries, the oldest first. An entry that leaves out of
@@ -77,18 +78,22 @@ const maxGhosts = 1 << 16
 
 func (v *evictor) init(maxRegions int) {
 	v.small.id, v.main.id = queueSmall, queueMain
-	v.ghosts = make(map[uintptr]struct{})
-	v.order = make([]uintptr, 0, min(maxRegions, maxGhosts))
+	v.ghosts = make([]uint32, 1<<bits.Len(uint(min(maxRegions, maxGhosts)-1)))
+}
+
+// ghost returns the place of the ghost of an entry that starts at addr, and
+// what is noted there.
+func (v *evictor) ghost(addr uintptr) (place *uint32, mark uint32) {
+	h := uint64(addr>>indexPageShift) * 0x9e3779b97f4a7c15
+	return &v.ghosts[h>>32&uint64(len(v.ghosts)-1)], uint32(h>>8) | 1
 }
 
 // add enters a live entry.
 func (v *evictor) add(e *entry) {
-	if len(v.ghosts) > 0 {
-		if _, ok := v.ghosts[e.start]; ok {
-			delete(v.ghosts, e.start)
-			v.main.push(e)
-			return
-		}
+	if place, mark := v.ghost(e.start); *place == mark {
+		*place = 0
+		v.main.push(e)
+		return
 	}
 	v.small.push(e)
 }
@@ -105,17 +110,8 @@ func (v *evictor) drop(e *entry) {
 
 // remember notes that the entry at start was evicted.
 func (v *evictor) remember(start uintptr) {
-	if cap(v.order) == 0 {
-		return
-	}
-	if len(v.order) < cap(v.order) {
-		v.order = append(v.order, start)
-	} else {
-		delete(v.ghosts, v.order[v.next])
-		v.order[v.next] = start
-		v.next = (v.next + 1) % len(v.order)
-	}
-	v.ghosts[start] = struct{}{}
+	place, mark := v.ghost(start)
+	*place = mark
 }
 
 // victim finds an idle entry to give up: one that nobody in held holds. used
