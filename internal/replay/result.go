@@ -115,7 +115,8 @@ type Curve struct {
 	Requests   uint64 `json:"requests"`
 	Bytes      uint64 `json:"bytes"`
 	Compulsory uint64 `json:"compulsory"`
-	// Sizes are the sizes at which the hit rate changes; with very many, some.
+	// Sizes are sizes at which the hit rate changes, each at least 2 % larger than
+	// the one before.
 	Sizes []CurvePoint `json:"sizes"`
 	all   []CurvePoint // every size at which the hit rate changes
 
@@ -234,9 +235,6 @@ func (s *sim) result(p Policy, line *timeline, page uint64) PolicyResult {
 	return r
 }
 
-// maxCurve is how many sizes of a curve are given out.
-const maxCurve = 1000
-
 func newResultCurve(c *curve, page uint64) Curve {
 	out := Curve{Definition: curveDefinition, Requests: c.requests, Bytes: c.pages * page, Compulsory: c.infinite.n, Sizes: []CurvePoint{}}
 	sizes, hits := c.steps()
@@ -246,10 +244,11 @@ func newResultCurve(c *curve, page uint64) Curve {
 			MissedBytes: (c.pages - hits[i].pages) * page,
 		})
 	}
-	every := max(1, (len(out.all)+maxCurve-1)/maxCurve)
+	last := 0.0
 	for i, p := range out.all {
-		if i%every == 0 || i == len(out.all)-1 {
+		if size := float64(p.SizeBytes); size >= 1.02*last || i == len(out.all)-1 {
 			out.Sizes = append(out.Sizes, p)
+			last = size
 		}
 	}
 	for _, s := range c.processes {

@@ -414,6 +414,9 @@ func (p *Bars) horizontal(b *bytes.Buffer) {
 	}
 	h := thick * float64(len(p.Categories))
 	height := h + top + bottom
+	if p.Value.Label == "" {
+		height -= 16
+	}
 	figure(b, "bars", p.Title, p.Note, height, func() {
 		s := p.scale()
 		long := float64(width - names - right)

@@ -1,0 +1,163 @@
+package replay
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"github.com/pindown/pindown"
+	"github.com/pindown/pindown/device"
+	"github.com/pindown/pindown/device/simhca"
+	"github.com/pindown/pindown/monitor/manual"
+	"github.com/pindown/pindown/trace"
+	"github.com/pindown/pindown/trace/tracetest"
+)
+
+// realCache is a cache for each process, over simulated memory.
+type realCache struct {
+	t      *testing.T
+	space  *simhca.Space
+	dev    *simhca.Device
+	mon    *manual.Monitor
+	caches *pindown.Cache
+	held   map[uint32]pindown.Region
+	events chan pindown.Event
+	gone   uint64 // invalidated so far
+}
+
+func openReal(t *testing.T) *realCache {
+	t.Helper()
+	s := simhca.NewSpace(&simhca.SpaceOptions{PageSize: simPage, Everywhere: true})
+	d := simhca.Open(s, nil)
+	m, err := manual.New(&manual.Options{Regions: 20000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	events := make(chan pindown.Event, 1<<16)
+	c, err := pindown.New(d, &pindown.Options{
+		Monitor: m, MaxRegions: 60000, MaxBytes: 1 << 40, OnEvent: func(e pindown.Event) { events <- e },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &realCache{t: t, space: s, dev: d, mon: m, caches: c, held: make(map[uint32]pindown.Region), events: events}
+}
+
+func (r *realCache) close() {
+	for _, x := range r.held {
+		_ = x.Release() // what the trace ends with
+	}
+	if err := r.caches.Close(); err != nil {
+		r.t.Error(err)
+	}
+	if err := r.mon.Close(); err != nil {
+		r.t.Error(err)
+	}
+	if n := r.dev.Stats().Registrations; n != 0 {
+		r.t.Errorf("%d registrations are left", n)
+	}
+	if err := r.dev.Close(); err != nil {
+		r.t.Error(err)
+	}
+	if err := r.space.Check(); err != nil {
+		r.t.Error(err)
+	}
+}
+
+// settle waits until so many regions have been invalidated in all: the cache
+// gives them up beside the program, and one that isn't yet would be merged with
+// what is asked for.
+func (r *realCache) settle(n uint64) {
+	for r.gone < n {
+		select {
+		case e := <-r.events:
+			if e.Kind == pindown.EventInvalidated {
+				r.gone++
+			}
+		case <-time.After(time.Minute):
+			r.t.Fatalf("%d regions were invalidated, the simulation says %d", r.gone, n)
+		}
+	}
+}
+
+func (r *realCache) do(a *action) {
+	rng := simRange(a.start, a.end)
+	switch a.kind {
+	case actAcquire:
+		access := device.LocalRead
+		if a.write {
+			access = device.LocalWrite
+		}
+		x, err := r.caches.AcquireRange(r.t.Context(), rng, access)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		r.held[a.slot] = x
+	case actRelease:
+		if x, ok := r.held[a.slot]; ok {
+			delete(r.held, a.slot)
+			if err := x.Release(); err != nil {
+				r.t.Fatal(err)
+			}
+		}
+	case actInvalidate:
+		if err := r.mon.Do(rng, func() error { return r.space.Dontneed(rng) }); err != nil {
+			r.t.Fatal(err)
+		}
+	default:
+		r.t.Fatalf("unexpected %+v", *a)
+	}
+}
+
+// TestPolicyDropIsTheCache: with room for everything, the simulated policy has
+// the hits and the registrations that the cache itself has.
+func TestPolicyDropIsTheCache(t *testing.T) {
+	events := 2500
+	if testing.Short() {
+		events = 300
+	}
+	for _, p := range []tracetest.Program{tracetest.Pool, tracetest.Churn, tracetest.Collected, tracetest.Scan, tracetest.Mixed} {
+		r, err := trace.NewReader(bytes.NewReader(tracetest.Bytes(t, p, 11, events)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		opts, err := (&Options{MaxRegions: 60000, MaxBytes: 1 << 40}).withDefaults()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var simulated *sim
+		var real []*realCache
+		expect := make(map[uint32]uint64)
+		line := newTimeline(&opts, func(batch []action) {
+			if simulated == nil {
+				simulated = newSim(Drop, &opts, simPage)
+			}
+			for i := range batch {
+				a := &batch[i]
+				before := simulated.invalidIdle + simulated.invalidInUse
+				simulated.run(batch[i : i+1])
+				for int(a.space) >= len(real) {
+					real = append(real, openReal(t))
+				}
+				c := real[a.space]
+				c.do(a)
+				expect[a.space] += simulated.invalidIdle + simulated.invalidInUse - before
+				c.settle(expect[a.space])
+			}
+		})
+		if err := line.run(r, func() error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+		var hits, registered uint64
+		for _, c := range real {
+			s := c.caches.Stats()
+			hits += s.Hits
+			registered += s.Register.Count
+			c.close()
+		}
+		t.Logf("%d: %d hits, %d registrations", p, hits, registered)
+		if hits != simulated.hits || registered != simulated.register.n {
+			t.Errorf("%d: %d hits and %d registrations, simulated %d and %d", p, hits, registered, simulated.hits, simulated.register.n)
+		}
+	}
+}
