@@ -155,21 +155,44 @@ static inline uint64_t pde_tag(int level, uint64_t block)
 	return (uint64_t)(level + 1) << PINDOWN_EPOCH_TAG_LEVEL_SHIFT | block;
 }
 
-static inline uint32_t pde_bucket(const struct pde_table *t, int level, uint64_t tag)
+/* The buckets that a block may be in, its home first. Returns how many. */
+static int pde_buckets(const struct pde_table *t, int level, uint64_t block, uint32_t where[3])
 {
-	if (level == PINDOWN_EPOCH_LEVELS - 1)
-		return 0;
-	return 1 + (uint32_t)((tag * PINDOWN_EPOCH_HASH_MULTIPLIER) >> (64 - t->bits));
+	uint64_t own = pde_tag(level, block) * PINDOWN_EPOCH_HASH_MULTIPLIER >> (64 - t->bits);
+	uint64_t above = pde_tag(level + 1, block >> PINDOWN_EPOCH_FANOUT_SHIFT) * PINDOWN_EPOCH_HASH_MULTIPLIER >> (64 - t->bits);
+
+	if (level == PINDOWN_EPOCH_LEVELS - 1) {
+		where[0] = 0;
+		return 1;
+	}
+	where[0] = 1 + (uint32_t)(above ^ (block >> 3 & 1));
+	where[1] = 1 + (uint32_t)own;
+	where[2] = 1 + (uint32_t)(own ^ 1);
+	return 3;
 }
 
-/* Finds a tag in its bucket; tag 0 finds a free slot of the bucket of "of". */
-static int pde_find(const struct pde_table *t, int level, uint64_t of, uint64_t tag, struct pde_slot *s)
+/* Finds a slot with this tag, 0 for a free one, in the buckets of a block. */
+static int pde_find(const struct pde_table *t, int level, uint64_t block, uint64_t tag, struct pde_slot *s)
 {
-	s->bucket = pde_bucket(t, level, of);
-	for (s->index = 0; s->index < PINDOWN_EPOCH_BUCKET_SLOTS; s->index++)
-		if (pde_load(PDE_TAG(t, *s)) == tag)
-			return 1;
+	uint32_t where[3];
+	int i, n = pde_buckets(t, level, block, where);
+
+	for (i = 0; i < n; i++) {
+		s->bucket = where[i];
+		for (s->index = 0; s->index < PINDOWN_EPOCH_BUCKET_SLOTS; s->index++)
+			if (pde_load(PDE_TAG(t, *s)) == tag)
+				return 1;
+	}
 	return 0;
+}
+
+/* What a block in a slot counts for in its parent's want_below. */
+static uint32_t pde_counts(const struct pde_table *t, int level, uint64_t block, struct pde_slot s)
+{
+	uint32_t where[3];
+
+	pde_buckets(t, level, block, where);
+	return s.bucket == where[0] ? 1 : 1 + (1U << PINDOWN_EPOCH_FAR_SHIFT);
 }
 
 /* Watches one block, or the nearest ancestor for which there is room. */
@@ -179,25 +202,25 @@ static void pde_watch_block(struct pde_table *t, int level, uint64_t block, stru
 	int have = level, l;
 
 	for (;; have++) { /* the root is always there */
-		uint64_t tag = pde_tag(have, block >> (PINDOWN_EPOCH_FANOUT_SHIFT * (have - level)));
+		uint64_t b = block >> (PINDOWN_EPOCH_FANOUT_SHIFT * (have - level));
 
-		if (pde_find(t, have, tag, tag, &path[have]))
+		if (pde_find(t, have, b, pde_tag(have, b), &path[have]))
 			break;
 	}
 	for (l = have + 1; l < PINDOWN_EPOCH_LEVELS; l++) {
-		uint64_t tag = pde_tag(l, block >> (PINDOWN_EPOCH_FANOUT_SHIFT * (l - level)));
+		uint64_t b = block >> (PINDOWN_EPOCH_FANOUT_SHIFT * (l - level));
 
-		if (!pde_find(t, l, tag, tag, &path[l]))
+		if (!pde_find(t, l, b, pde_tag(l, b), &path[l]))
 			abort(); /* a block in use without its parent: not our table */
 	}
-	while (have > level) {
-		uint64_t tag = pde_tag(have - 1, block >> (PINDOWN_EPOCH_FANOUT_SHIFT * (have - 1 - level)));
+	for (l = have - 1; l >= level; l--) {
+		uint64_t b = block >> (PINDOWN_EPOCH_FANOUT_SHIFT * (l - level));
 
-		if (!pde_find(t, have - 1, tag, 0, &path[have - 1]))
+		if (!pde_find(t, l, b, 0, &path[l]))
 			break; /* full: the parent stands in */
-		__atomic_store_n(PDE_TAG(t, path[have - 1]), tag, __ATOMIC_SEQ_CST);
-		__atomic_fetch_add(PDE_WANT_BELOW(t, path[have]), 1, __ATOMIC_SEQ_CST);
-		have--;
+		__atomic_store_n(PDE_TAG(t, path[l]), pde_tag(l, b), __ATOMIC_SEQ_CST);
+		__atomic_fetch_add(PDE_WANT_BELOW(t, path[l + 1]), pde_counts(t, l, b, path[l]), __ATOMIC_SEQ_CST);
+		have = l;
 	}
 	__atomic_fetch_add(PDE_WANT(t, path[have]), 1, __ATOMIC_SEQ_CST);
 	out->n = 0;
@@ -254,8 +277,12 @@ static void pde_unwatch(struct pde_table *t, struct pde_watch *w)
 
 		__atomic_fetch_sub(PDE_WANT(t, b->path[0]), 1, __ATOMIC_SEQ_CST);
 		while (k < b->n - 1 && *PDE_WANT(t, b->path[k]) == 0 && *PDE_WANT_BELOW(t, b->path[k]) == 0) {
+			uint64_t tag = *PDE_TAG(t, b->path[k]);
+			int level = (int)(tag >> PINDOWN_EPOCH_TAG_LEVEL_SHIFT) - 1;
+			uint64_t block = tag & ((1ULL << PINDOWN_EPOCH_TAG_LEVEL_SHIFT) - 1);
+
 			__atomic_store_n(PDE_TAG(t, b->path[k]), 0, __ATOMIC_SEQ_CST);
-			__atomic_fetch_sub(PDE_WANT_BELOW(t, b->path[k + 1]), 1, __ATOMIC_SEQ_CST);
+			__atomic_fetch_sub(PDE_WANT_BELOW(t, b->path[k + 1]), pde_counts(t, level, block, b->path[k]), __ATOMIC_SEQ_CST);
 			k++;
 		}
 	}
