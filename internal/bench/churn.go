@@ -32,7 +32,8 @@ func (r *runner) churn() error {
 		if n < 2 || n > maxInvalidate || !r.wantsAny(Patterns(Churn)...) || !slices.Contains(r.o.Threads, 1) {
 			continue
 		}
-		if err := r.churnAt(Case{Workload: Churn, Regions: n, Threads: 1}); err != nil {
+		c := Case{Workload: Churn, Regions: n, Threads: 1}
+		if err := r.tolerate(c, r.churnAt(c)); err != nil {
 			return err
 		}
 	}

@@ -18,7 +18,7 @@ var (
 func (r *runner) hits() error {
 	for _, n := range r.o.Regions {
 		for _, sub := range []bool{false, true} {
-			if err := r.hitsOf(n, sub); err != nil {
+			if err := r.tolerate(Case{Workload: Hit, Regions: n}, r.hitsOf(n, sub)); err != nil {
 				return err
 			}
 		}

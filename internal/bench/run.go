@@ -18,6 +18,7 @@ type runner struct {
 	report     *Report
 	team       *team
 	processors int
+	uncached   error // the last one that was tolerated
 }
 
 // Run measures what o asks for, nil meaning all. It stops soon after ctx ends
@@ -49,8 +50,21 @@ func Run(ctx context.Context, o *Options) (*Report, error) {
 			return nil, fmt.Errorf("measure %s: %w", w.name, err)
 		}
 	}
+	if len(r.report.Results) == 0 && r.uncached != nil {
+		return nil, r.uncached
+	}
 	judge(r.report)
 	return r.report, nil
+}
+
+// tolerate notes that a monitor can't watch so many regions, and goes on.
+func (r *runner) tolerate(c Case, err error) error {
+	if r.o.Monitor.Open == nil || !errors.Is(err, ErrNotCached) {
+		return err
+	}
+	r.uncached = err
+	r.report.note("%s with %d regions: %v", c.Workload, c.Regions, err)
+	return nil
 }
 
 func (r *runner) rng(salt uint64) *rand.Rand { return rand.New(rand.NewPCG(r.o.Seed, salt)) }
@@ -142,6 +156,11 @@ func (r *runner) register(s *resident, i, n int) error {
 		}
 		if err := w.Run(s.area.Base, s.area.Length(), pages); err != nil {
 			return fmt.Errorf("register %d regions with %s: %w", n, s.Impls[0], err)
+		}
+		if c, ok := s.Subject.(*cacheSubject); ok && at == i {
+			if err := c.cached(); err != nil {
+				return err // no need to try all of them
+			}
 		}
 	}
 	if c, ok := s.Subject.(*cacheSubject); ok {
