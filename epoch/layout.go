@@ -31,6 +31,10 @@ const (
 	tagLevelShift  = 56
 	hashMultiplier = 0x9e3779b97f4a7c15
 	farShift       = 16
+	// The number of buckets for blocks below largeLevel, and from there on.
+	largeLevel = 2
+	smallTries = 3
+	largeTries = 5
 
 	rootLevel = Levels - 1
 

@@ -74,10 +74,14 @@
 /*
  * hash(tag) = tag * HASH_MULTIPLIER >> (64 - bucket_bits). A block is in its
  * home bucket, 1 + (hash(parent's tag) ^ (block >> 3 & 1)), or where it found
- * room otherwise: 1 + hash(its own tag) or 1 + (hash(its own tag) ^ 1).
+ * room otherwise: 1 + (hash(its own tag) ^ n), where n < LARGE_AWAY from level
+ * LARGE_LEVEL on, and n < SMALL_AWAY below.
  * WANT_BELOW counts the children, and shifted by FAR_SHIFT those that aren't at
  * home.
  */
 #define PINDOWN_EPOCH_FAR_SHIFT 16
+#define PINDOWN_EPOCH_LARGE_LEVEL 2
+#define PINDOWN_EPOCH_SMALL_AWAY 2
+#define PINDOWN_EPOCH_LARGE_AWAY 4
 
 #endif

@@ -248,8 +248,14 @@ func (t *Table) Stats() Stats {
 	return Stats{Slots: len(t.buckets) * bucketSlots, Used: int(t.used.Load()), Coarse: t.coarse}
 }
 
-// tries is the number of buckets that a block may be in.
-const tries = 3
+// triesOf returns the number of buckets that a block may be in. Large ones have
+// more: one that found no room would drag all regions near it along.
+func triesOf(tag uint64) int {
+	if tagLevel(tag) >= largeLevel {
+		return largeTries
+	}
+	return smallTries
+}
 
 // bucketOf returns the bucket of a block that isn't the root's that is looked
 // in after so many others. The first is home: half of a block's children share
@@ -266,7 +272,7 @@ func (t *Table) bucketOf(tag uint64, try int) uint64 {
 // root's, or nil. far says whether it may be elsewhere than at home. It takes
 // no lock: tags are only ever set and cleared, never moved.
 func (t *Table) find(tag uint64, far bool) (*bucket, int, uint64) {
-	for try := range tries {
+	for try := range triesOf(tag) {
 		n := t.bucketOf(tag, try)
 		b := &t.buckets[n]
 		for i := range bucketSlots {

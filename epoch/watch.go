@@ -334,7 +334,7 @@ func (t *Table) lookup(tag uint64) (uint32, bool) {
 func (t *Table) claim(tag uint64, parent uint32) (slot uint32, away, ok bool) {
 	level := tagLevel(tag)
 	scarce := t.used.Load() > int64(len(t.buckets)*bucketSlots/2)
-	for try := range tries {
+	for try := range triesOf(tag) {
 		n := t.bucketOf(tag, try)
 		b := &t.buckets[n]
 		spare := max(spareSlots-level, 0)

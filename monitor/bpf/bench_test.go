@@ -99,24 +99,23 @@ func mapBench(b testing.TB) vm.Range {
 	return vm.Range{Start: r.Start + benchAlign, End: r.End}
 }
 
+// benchOp is an operation that is measured.
+type benchOp struct {
+	name   string
+	ranged bool // on the whole range
+	do     func()
+}
+
 // benchOps are the operations that are measured. r is benchRange bytes without
 // pages.
-func benchOps(b testing.TB, r vm.Range) []struct {
-	name   string
-	ranged bool // on all of r
-	do     func()
-} {
+func benchOps(b testing.TB, r vm.Range) []benchOp {
 	try := func(err error) {
 		if err != nil {
 			b.Fatal(err)
 		}
 	}
 	page := vm.Range{Start: r.Start, End: r.Start + 4096}
-	return []struct {
-		name   string
-		ranged bool
-		do     func()
-	}{
+	return []benchOp{
 		{"getppid", false, func() { unix.Getppid() }},
 		{"fault", false, func() { poke(page.Start); try(madvise(page, unix.MADV_DONTNEED)) }},
 		{"madvise", false, func() { try(madvise(page, unix.MADV_DONTNEED)) }},
@@ -222,30 +221,64 @@ func BenchmarkTouch(b *testing.B) {
 }
 
 // TestCost reports what BenchmarkTax measures, where benchmarks don't run: in
-// the virtual machine. It asserts nothing.
+// the virtual machine. Each operation is timed by itself and the median taken,
+// since after each change of the kernel's text the emulator translates anew what
+// runs. It asserts nothing.
 func TestCost(t *testing.T) {
 	if !inVM() && os.Getenv("PINDOWN_BPF_COST") == "" {
 		t.Skip("for test/vm; elsewhere set PINDOWN_BPF_COST=1, or run BenchmarkTax")
 	}
-	const rounds, block = 15, 100
+	const rounds, ops = 7, 500
 	eachMode(t, func(t *testing.T, mode Mode) {
 		m := mustOpen(t, Options{Mode: mode, Heartbeat: -1})
 		empty := newFloor(t, m)
 		r := mapBench(t)
-		if err := m.detach(); err != nil {
-			t.Fatal(err)
+		all := slices.DeleteFunc(benchOps(t, r), func(op benchOp) bool { return op.ranged })
+		states := []state{{leave: m.detach}, {enter: empty.attach, leave: empty.detach}, {enter: m.attach, leave: m.detach}}
+		times := make([][][]float64, len(all))
+		for i := range times {
+			times[i] = make([][]float64, len(states))
 		}
-		for _, op := range benchOps(t, r) {
-			left := rounds
-			ns, extra, share := alternate(t, func() bool { left--; return left >= 0 }, block, []state{
-				{"bare", nil, nil, op.do},
-				{"floor", empty.attach, empty.detach, op.do},
-				{"seen", m.attach, m.detach, op.do},
-			})
-			t.Logf("%v/%s: %.0f ns, with empty programs %+.0f ns (%+.1f %%), with the monitor %+.0f ns (%+.1f %%)",
-				mode, op.name, ns[0], extra[1], share[1]*100, extra[2], share[2]*100)
+		for range rounds {
+			for k, s := range states {
+				if s.enter != nil {
+					if err := s.enter(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for i, op := range all {
+					times[i][k] = append(times[i][k], medianTime(ops, op.do))
+				}
+				if err := s.leave(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for i, op := range all {
+			var floor, seen []float64
+			for n, bare := range times[i][0] {
+				floor = append(floor, times[i][1][n]/bare)
+				seen = append(seen, times[i][2][n]/bare)
+			}
+			t.Logf("%v/%s: %.0f ns, with empty programs %+.1f %%, with the monitor %+.1f %%",
+				mode, op.name, median(times[i][0]), (median(floor)-1)*100, (median(seen)-1)*100)
 		}
 	})
+}
+
+// medianTime returns the median time of n calls, without that of the clock.
+func medianTime(n int, op func()) float64 {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var with, without []float64
+	for range n {
+		start := time.Now()
+		op()
+		with = append(with, float64(time.Since(start)))
+		start = time.Now()
+		without = append(without, float64(time.Since(start)))
+	}
+	return median(with) - median(without)
 }
 
 // BenchmarkRegistrations measures what an operation over so many registrations

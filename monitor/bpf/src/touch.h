@@ -141,8 +141,11 @@ static __inline_always u32 home(u64 parent, u32 half)
 	return 1 + (hash(parent) ^ half);
 }
 
-/* The buckets where a block is that found no room at home. */
-#define AWAY 2
+/* The buckets where a block is that found no room at home, and their number. */
+static __inline_always u32 tries(u32 level)
+{
+	return level < PINDOWN_EPOCH_LARGE_LEVEL ? PINDOWN_EPOCH_SMALL_AWAY : PINDOWN_EPOCH_LARGE_AWAY;
+}
 
 static __inline_always u32 away(u64 tag, u32 try)
 {
@@ -220,7 +223,7 @@ __noinline u32 touch_children(u32 level, u64 block, u32 how, u64 lo, u64 hi)
 
 		covered &= ~(1U << child);
 		part = touch_part(home(parent, child / SLOTS), first + child, how);
-		for (u32 try = 0; try < AWAY && part == ALONE && far; try++)
+		for (u32 try = 0; try < tries(level) && part == ALONE && far; try++)
 			part = touch_part(away(first + child, try), first + child, how);
 		if (part != ALONE)
 			result = part;
@@ -230,7 +233,7 @@ __noinline u32 touch_children(u32 level, u64 block, u32 how, u64 lo, u64 hi)
 
 		covered &= ~(1U << child);
 		part = touch_part(home(parent, child / SLOTS), first + child, how);
-		for (u32 try = 0; try < AWAY && part == ALONE && far; try++)
+		for (u32 try = 0; try < tries(level) && part == ALONE && far; try++)
 			part = touch_part(away(first + child, try), first + child, how);
 		if (part != ALONE)
 			result |= (part & FOUND) | (part & (LEFT | LEFT_FAR)) << 2;
@@ -241,7 +244,7 @@ __noinline u32 touch_children(u32 level, u64 block, u32 how, u64 lo, u64 hi)
 		found |= touch_run(home(parent, 1), first, covered & ~found, how);
 	if (far)
 		for (u32 i = 0; i < FANOUT; i++)
-			for (u32 try = 0; try < AWAY && (covered & ~found) >> i & 1; try++)
+			for (u32 try = 0; try < tries(level) && (covered & ~found) >> i & 1; try++)
 				found |= touch_run(away(first + i, try), first, 1U << i, how);
 	return result | (found & covered ? FOUND : 0);
 }
