@@ -39,26 +39,68 @@ type evictor struct {
 // fifo is a queue of entries, the oldest first. An entry that leaves out of
 // turn only changes its queueID; its place is passed over later.
 type fifo struct {
-	id    queueID
-	items []*entry
-	n     int // entries that are still in it
+	id          queueID
+	first, last *fifoChunk
+	places      int // taken ones, passed over or not
+	n           int // entries that are still in it
+}
+
+// fifoChunk is 1 KiB.
+type fifoChunk struct {
+	from, to uint32 // places taken
+	next     *fifoChunk
+	e        [126]*entry
 }
 
 func (q *fifo) push(e *entry) {
-	if len(q.items) == cap(q.items) && q.n < len(q.items)/2 {
-		q.items = slices.DeleteFunc(q.items, func(e *entry) bool { return e.queue != q.id })
+	if q.places > 2*q.n+len(q.last.e) {
+		q.tidy()
 	}
 	e.queue = q.id
-	q.items = append(q.items, e)
 	q.n++
+	q.put(e)
+}
+
+func (q *fifo) put(e *entry) {
+	if l := q.last; l == nil || int(l.to) == len(l.e) {
+		q.last = &fifoChunk{}
+		if l == nil {
+			q.first = q.last
+		} else {
+			l.next = q.last
+		}
+	}
+	q.last.e[q.last.to] = e
+	q.last.to++
+	q.places++
+}
+
+// tidy drops the places of entries that have left.
+func (q *fifo) tidy() {
+	old := q.first
+	q.first, q.last, q.places = nil, nil, 0
+	for c := old; c != nil; c = c.next {
+		for _, e := range c.e[c.from:c.to] {
+			if e.queue == q.id {
+				q.put(e)
+			}
+		}
+	}
 }
 
 // oldest returns the entry that has been there longest; the queue isn't empty.
 func (q *fifo) oldest() *entry {
-	for q.items[0].queue != q.id {
+	for {
+		c := q.first
+		if c.from == c.to {
+			q.first = c.next
+			continue
+		}
+		if e := c.e[c.from]; e.queue == q.id {
+			return e
+		}
 		q.skip()
 	}
-	return q.items[0]
 }
 
 // pop takes the oldest off.
@@ -70,8 +112,10 @@ func (q *fifo) pop() *entry {
 }
 
 func (q *fifo) skip() {
-	q.items[0] = nil
-	q.items = q.items[1:]
+	c := q.first
+	c.e[c.from] = nil
+	c.from++
+	q.places--
 }
 
 const maxGhosts = 1 << 16

@@ -37,6 +37,7 @@ const (
 	indexLevels      = 12
 	bucketListings   = 5
 	minIndexBuckets  = 16
+	indexFill        = 85 // per cent, at most
 
 	overflowed = uint64(1) << 63
 	tagLanes   = uint64(0x0000000101010101)
@@ -225,7 +226,7 @@ func (x *index) insert(e *entry) {
 	level, first, last := indexBlocks(e)
 	n := int(last - first + 1)
 	t := x.table.Load()
-	if (x.lists+n)*5 > len(t.buckets)*bucketListings*4 || x.overflows*4 > len(t.buckets) {
+	if (x.lists+n)*100 > len(t.buckets)*bucketListings*indexFill || x.overflows*4 > len(t.buckets) {
 		t = x.rebuild(x.lists + n)
 	}
 	x.lists += n
@@ -278,9 +279,9 @@ func (x *index) seen(e *entry) (seen uint64) {
 func (x *index) rebuild(n int) *indexTable {
 	room := n + n/2
 	if n <= x.expected {
-		room = min(room, x.expected+x.expected/64)
+		room = min(room, x.expected+x.expected/256+1)
 	}
-	buckets := max(room*5/(bucketListings*4)+1, minIndexBuckets)
+	buckets := max(room*100/(bucketListings*indexFill)+1, minIndexBuckets)
 	t, marked := x.fresh(buckets)
 	// Addresses a fixed distance apart can fall on few buckets.
 	for range 3 {

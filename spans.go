@@ -13,9 +13,9 @@ type spans struct {
 	n      int
 }
 
-const spanLeafSize = 64
+const spanLeafSize = 63
 
-// spanLeaf carries the start addresses beside the entries, so that a search
+// spanLeaf is just below 1 KiB, a size class of the allocator. It carries the start addresses beside the entries, so that a search
 // doesn't touch entries.
 type spanLeaf struct {
 	n     int
