@@ -13,12 +13,8 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/pindown/pindown/trace"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // need skips the test if the machine lacks something; in CI it fails.
 func need(tb testing.TB, ok bool, what string) {

@@ -50,18 +50,65 @@ func Open(r io.ReaderAt) (_ *File, err error) {
 	return f, nil
 }
 
+// readLines reads the line table of a Go program.
 func (f *File) readLines() {
 	section, text := f.elf.Section(".gopclntab"), f.elf.Section(".text")
 	if section == nil || text == nil {
+		return
+	}
+	start, ok := f.textStart(section.Addr, text)
+	if !ok {
 		return
 	}
 	data, err := section.Data()
 	if err != nil {
 		return
 	}
-	if table, err := gosym.NewTable(nil, gosym.NewLineTable(data, text.Addr)); err == nil && len(table.Funcs) > 0 {
+	if table, err := gosym.NewTable(nil, gosym.NewLineTable(data, start)); err == nil && len(table.Funcs) > 0 {
 		f.lines = table
 	}
+}
+
+// textStart returns the address that those of the line table count from: that
+// of the symbol runtime.text. It isn't always where the section begins: a
+// program that is linked with others' code has that first. Without symbols the
+// program's own description of itself (runtime.moduledata) has it. It begins
+// with the address of the line table.
+func (f *File) textStart(lines uint64, text *elf.Section) (uint64, bool) {
+	if all, err := f.elf.Symbols(); err == nil {
+		for _, s := range all {
+			if s.Name == "runtime.text" {
+				return s.Value, true
+			}
+		}
+	}
+	const (
+		word = 8
+		// Words of runtime.moduledata, since Go 1.18.
+		minPC, textAt, textEnd = 20, 22, 23
+	)
+	for _, name := range []string{".go.module", ".noptrdata", ".data"} {
+		section := f.elf.Section(name)
+		if section == nil {
+			continue
+		}
+		data, err := section.Data()
+		if err != nil {
+			continue
+		}
+		for at := 0; at+word*(textEnd+1) <= len(data); at += word {
+			field := func(i int) uint64 { return f.elf.ByteOrder.Uint64(data[at+word*i:]) }
+			if field(0) != lines {
+				continue
+			}
+			start, end, first := field(textAt), field(textEnd), field(minPC)
+			if start >= text.Addr && start <= first && first < end && end <= text.Addr+text.Size {
+				return start, true
+			}
+		}
+	}
+	// A position-independent program's addresses aren't in the file.
+	return 0, false
 }
 
 func (f *File) readSymbols() error {
