@@ -41,7 +41,7 @@ func Run(ctx context.Context, o *Options) *Report {
 		f := opts.examine(ctx, t)
 		r.Devices = append(r.Devices, Device{
 			Name: t.name, Usable: f.Usable, Reason: oneLine(f.Reason), Limits: f.Limits,
-			Hint: when(!f.Usable, r.deviceHint(f.Reason)),
+			Hint: when(!f.Usable, r.deviceHint(t.name, f.Reason)),
 		})
 		if f.Usable && r.Selected.Device == "none" {
 			r.Selected.Device = t.name

@@ -208,7 +208,7 @@ func TestHints(t *testing.T) {
 		"the kernel has no io_uring":           "CONFIG_IO_URING",
 		"a security module denies io_uring":    "security module",
 	} {
-		if got := (&Report{}).deviceHint(reason); !strings.Contains(got, want) {
+		if got := (&Report{}).deviceHint("iouring", reason); !strings.Contains(got, want) {
 			t.Errorf("%q: %q, want %q", reason, got, want)
 		}
 	}

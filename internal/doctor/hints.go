@@ -42,9 +42,12 @@ func (r *Report) monitorHint(t trial, reason string) string {
 	return ""
 }
 
-// deviceHint is monitorHint for devices, of which there is one.
-func (r *Report) deviceHint(reason string) string {
+// deviceHint is monitorHint for devices. What verbs lack says itself what to do.
+func (r *Report) deviceHint(name, reason string) string {
 	has := func(s ...string) bool { return contains(reason, s...) }
+	if name != "iouring" {
+		return ""
+	}
 	switch {
 	case has("kernel.io_uring_disabled"):
 		return "sysctl kernel.io_uring_disabled=0, or for a value of 1 put the user into the group kernel.io_uring_group"

@@ -69,7 +69,10 @@ func monitorTrials() []trial {
 }
 
 func deviceTrials() []trial {
-	return []trial{{"device/iouring", "iouring", "", func(ctx context.Context) Finding { return tryRing(ctx) }}}
+	return []trial{
+		{"device/iouring", "iouring", "", func(ctx context.Context) Finding { return tryRing(ctx) }},
+		{"device/verbs", "verbs", "", func(ctx context.Context) Finding { return tryVerbs(ctx, "/") }},
+	}
 }
 
 // Trials returns the names that Trial takes.

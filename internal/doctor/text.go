@@ -25,7 +25,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	for _, d := range r.Devices {
 		title(&b, "device "+d.Name, d.Usable, r.Selected.Device == d.Name)
 		why(&b, d.Usable, d.Reason, d.Hint)
-		if d.Usable {
+		if d.Usable && d.Limits != (Limits{}) {
 			fmt.Fprintf(&b, "  limits: %s registrations, %s pinned, %s each\n",
 				orNone(d.Limits.MaxRegistrations > 0, fmt.Sprint(d.Limits.MaxRegistrations)),
 				orNone(d.Limits.MaxPinnedBytes > 0, formatBytes(d.Limits.MaxPinnedBytes)),
