@@ -28,6 +28,7 @@ type benchOptions struct {
 	monitor   string
 	json      bool
 	benchfmt  bool
+	calibrate bool
 }
 
 func newBenchCommand() *cobra.Command {
@@ -66,7 +67,8 @@ operations are real ones.`,
   pindown bench --workload hit --regions 1,1000,1000000 --pattern uniform
   pindown bench --workload churn --monitor auto
   pindown bench --json | jq -c '.results[] | [.workload, .pattern, .regions, .ns_per_op]'
-  pindown bench --workload hit --benchfmt > new.txt && benchstat old.txt new.txt`,
+  pindown bench --workload hit --benchfmt > new.txt && benchstat old.txt new.txt
+  pindown bench --calibrate > here.json   # for pindown replay --model-file here.json`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.run(cmd)
@@ -100,6 +102,7 @@ func (o *benchOptions) addFlags(f *pflag.FlagSet) {
 	f.Uint64Var(&o.seed, "seed", 1, "seed of the random choices")
 	f.StringVar(&o.monitor, "monitor", "manual", "monitor of the cache: "+strings.Join(benchMonitorNames(), ", "))
 	f.BoolVar(&o.benchfmt, "benchfmt", false, "write Go benchmark lines, for benchstat")
+	f.BoolVar(&o.calibrate, "calibrate", false, "only measure registrations with io_uring, and write a cost model for replay --model-file")
 	jsonFlag(f, &o.json)
 }
 
@@ -131,6 +134,13 @@ func benchMonitor(ctx context.Context, name string) (*bench.Monitor, error) {
 }
 
 func (o *benchOptions) run(cmd *cobra.Command) error {
+	if o.calibrate {
+		m, err := machineModel(cmd.Context())
+		if err != nil {
+			return err
+		}
+		return writeJSON(cmd.OutOrStdout(), m)
+	}
 	if o.json && o.benchfmt {
 		return usageError{errors.New("--json and --benchfmt exclude each other")}
 	}

@@ -64,7 +64,8 @@ are the size that has 99 % of the hits that any has, and the most regions at onc
 
 Costs are models: a call and its pages. --json and --html have their sources and
 what is assumed. --calibrate measures this machine's io_uring and adds it as
-"machine"; --write-model keeps that for other traces.`,
+"machine"; --write-model keeps that for other traces, as pindown bench
+--calibrate writes it.`,
 		Example: `  pindown record -- ./server && pindown replay server.pdtrace
   pindown replay server.pdtrace --html server.html --model ucx,connectx
   pindown replay server.pdtrace --calibrate --write-model here.json
@@ -193,17 +194,9 @@ func (o *replayOptions) run(cmd *cobra.Command, args []string) (err error) {
 }
 
 // measure adds this machine's model.
-func (o *replayOptions) measure(ctx context.Context) (err error) {
-	dev, err := iouring.Open(nil)
+func (o *replayOptions) measure(ctx context.Context) error {
+	m, err := machineModel(ctx)
 	if err != nil {
-		return fmt.Errorf("%w: %w", demo.ErrNotSupported, err)
-	}
-	defer func() { err = errors.Join(err, dev.Close()) }()
-	m, err := calibrate.Run(ctx, dev, nil)
-	if err != nil {
-		if errors.Is(err, calibrate.ErrNotSupported) {
-			return fmt.Errorf("%w: %w", demo.ErrNotSupported, err)
-		}
 		return err
 	}
 	o.replay.Models = append(o.replay.Models, m)
@@ -211,6 +204,20 @@ func (o *replayOptions) measure(ctx context.Context) (err error) {
 		return nil
 	}
 	return writeFile(o.writeModel, func(w io.Writer) error { return writeJSON(w, m) })
+}
+
+// machineModel measures what registrations with io_uring cost here.
+func machineModel(ctx context.Context) (m replay.Model, err error) {
+	dev, err := iouring.Open(nil)
+	if err != nil {
+		return m, fmt.Errorf("%w: %w", demo.ErrNotSupported, err)
+	}
+	defer func() { err = errors.Join(err, dev.Close()) }()
+	m, err = calibrate.Run(ctx, dev, nil)
+	if errors.Is(err, calibrate.ErrNotSupported) {
+		return m, fmt.Errorf("%w: %w", demo.ErrNotSupported, err)
+	}
+	return m, err
 }
 
 // writeFile writes a file as a whole: who reads it never sees a part, and a

@@ -128,6 +128,13 @@ func TestReplayModelFile(t *testing.T) {
 		if out, code, err := execute(t, "replay", "--calibrate", "--write-model", model); code != exitOK || out != "" {
 			t.Fatalf("code %d, %v, wrote %q", code, err, out)
 		}
+		out, code, err := execute(t, "bench", "--calibrate")
+		if code != exitOK {
+			t.Fatal(err)
+		}
+		if m, err := replay.ReadModel(strings.NewReader(out)); err != nil || m.Name != calibrate.Name {
+			t.Fatalf("%v: %s", err, out)
+		}
 	} else {
 		// What the test needs of it is the format.
 		m, _ := replay.Preset("ucx")
