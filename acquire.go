@@ -219,9 +219,14 @@ type flight struct {
 	target Range // what is being registered; guarded by mu
 	access Access
 	set    *regionSet
-	done   chan struct{} // made by the first who waits; guarded by mu
-	perUse PerUseCause   // why it wasn't cached; valid once done is closed
-	void   bool          // Invalidate has been called for it; guarded by mu
+	// What the target is without what is optional; see gather.
+	core       Range
+	coreAccess Access
+	optional   bool          // the target is more than the core
+	grew       bool          // it extends an entry at one end
+	done       chan struct{} // made by the first who waits; guarded by mu
+	perUse     PerUseCause   // why it wasn't cached; valid once done is closed
+	void       bool          // Invalidate has been called for it; guarded by mu
 }
 
 // takeOff returns a flight that isn't listed yet. mu must be held.
@@ -360,36 +365,8 @@ func (s *regionSet) whyNot(r Range) MissCause {
 // caller must wait for budget. mu must be held; it is released and retaken
 // while evicted regions are deregistered.
 func (c *Cache) plan(f *flight) (acc Access, wait bool) {
-	f.target = c.round(f.want)
-	acc = f.access
-	merged := f.target
 	var buf [4]*entry
-	victims := buf[:0]
-	for {
-		victims = f.set.spans.overlapping(merged, victims[:0])
-		u, a := merged, acc
-		for _, v := range victims {
-			u, a = u.Union(v.rng()), a|v.granted()
-		}
-		if u == merged && a == acc {
-			break
-		}
-		if u == merged {
-			acc = a
-			break
-		}
-		if c.opts.MergeBytes < 0 || uint64(u.Len()) > uint64(c.opts.MergeBytes) || !c.fits(u) ||
-			c.overlappingFlight(f.set, u) != nil {
-			victims = f.set.spans.overlapping(f.target, victims[:0])
-			merged, acc = f.target, f.access
-			for _, v := range victims {
-				acc |= v.granted()
-			}
-			break
-		}
-		merged, acc = u, a
-	}
-	f.target = merged
+	victims, acc := c.gather(f, buf[:0])
 	c.flights = append(c.flights, f)
 	if !c.fits(f.target) {
 		// It will never fit: register beside the cache.
@@ -402,7 +379,7 @@ func (c *Cache) plan(f *flight) (acc Access, wait bool) {
 	if exact := c.round(f.want); f.target != exact {
 		// All together is too much beside what is in use; what was asked for
 		// may not be.
-		f.target, acc = exact, f.access
+		f.target, acc, f.optional = exact, f.access, false
 		victims = f.set.spans.overlapping(exact, victims[:0])
 		for _, v := range victims {
 			acc |= v.granted()
@@ -427,12 +404,7 @@ func (c *Cache) fly(ctx context.Context, f *flight, union Access) (Region, error
 		c.land(f)
 		return c.registerPerUse(ctx, f.want, f.access, f.perUse)
 	}
-	e, why, err := c.register(ctx, f.target, union)
-	if exact := c.round(f.want); (err != nil || why != PerUseInvalid) && (f.target != exact || union != f.access) && ctx.Err() == nil {
-		// The merged range has a hole, a page of another kind or permission,
-		// or is too much: what was asked for may still do.
-		e, why, err = c.register(ctx, exact, f.access)
-	}
+	e, why, err := c.registerTarget(ctx, f, union)
 	if err != nil || why != PerUseInvalid {
 		c.mu.Lock()
 		c.unreserve(f.target)
@@ -544,7 +516,7 @@ func (c *Cache) deviceRegister(ctx context.Context, r Range, access Access) (dev
 		}
 		c.stats.registerErrors.Add(1)
 		scarce := errors.Is(err, device.ErrNoMemory) || errors.Is(err, device.ErrNoSlots)
-		if !scarce && !errors.Is(err, device.ErrBusy) || c.opts.RegisterTimeout < 0 {
+		if !scarce && !errors.Is(err, device.ErrBusy) || c.opts.RegisterTimeout < 0 || triedOnce(ctx) {
 			return reg, fmt.Errorf("acquire %v: %w", r, err)
 		}
 		switch now := time.Now(); {

@@ -73,6 +73,7 @@ type Cache struct {
 	perUseHeld int           // registrations per use that are held
 	budget     chan struct{} // closed when budget frees and somebody waits
 	evict      evictor
+	merging    merging
 
 	dying  []*entry            // dead, holders unknown
 	limbo  map[*entry]struct{} // dead and held
@@ -299,6 +300,9 @@ func (c *Cache) land(f *flight) {
 // publish lists e, which then may be hit, and ends f. Entries that e overlaps
 // (in use, else they would be gone) get no more hits.
 func (c *Cache) publish(f *flight, e *entry) {
+	if f.grew {
+		e.refs.Or(refGrown)
+	}
 	c.mu.Lock()
 	// What was reserved is the target's cost; e may be smaller.
 	if f.target != e.rng() {

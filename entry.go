@@ -27,7 +27,7 @@ type entry struct {
 	remoteKey uint32 // immutable after publication
 	handle    uint64 // immutable after publication
 
-	// refs: dead<<31 | wider<<29 | holders that aren't in a hold.
+	// refs: dead<<31 | grown<<30 | wider<<29 | holders that aren't in a hold.
 	refs   atomic.Uint32
 	access uint16    // immutable after publication
 	mode   entryMode // immutable after publication
@@ -45,6 +45,7 @@ const (
 
 const (
 	refDead    = uint32(1) << 31
+	refGrown   = uint32(1) << 30 // extends one that was there before: see gather
 	refWider   = uint32(1) << 29 // the device registered more: see Cache.wider
 	refHolders = refWider - 1
 )

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"time"
 
@@ -34,8 +35,27 @@ type Options struct {
 
 	// MergeBytes is the length up to which a request that overlaps cached
 	// regions is served by one registration of all of them together. Zero
-	// means 1 MiB; negative means never.
+	// means 1 MiB; negative means never, nor are neighbours joined or anything
+	// registered ahead. Where ranges that take turns push each other out, it is
+	// exceeded eightfold, or by four times the request.
 	MergeBytes int64
+
+	// MergeAbove is the number of regions from which on a miss also joins idle
+	// regions that merely touch the request, up to MergeBytes and only such as
+	// are no longer than the rest. That saves registrations, of which devices
+	// have few, but costs registering again, and makes a VM operation on one
+	// buffer give up its neighbours'. So it is for when registrations get
+	// scarce. Zero means half of MaxRegions; 1 from the first; negative never.
+	MergeAbove int
+
+	// AheadBytes is how much may be registered beyond the end of a region that
+	// has grown at that end twice, so that a window which grows in small steps
+	// isn't registered anew in each: half of its length up to AheadBytes, or an
+	// eighth of it. Memory that the device or the monitor refuses, or for which
+	// something would have to be evicted, is left out, and nothing is registered
+	// ahead with access for peers. Zero means as much as MergeBytes; negative
+	// never.
+	AheadBytes int64
 
 	// WaitForBudget makes an Acquire that finds every region in use at a
 	// limit wait (until its context ends) for one to be released, instead of
@@ -88,6 +108,15 @@ func (o *Options) withDefaults(lim device.Limits) Options {
 	}
 	if c.MergeBytes == 0 {
 		c.MergeBytes = defaultMergeBytes
+	}
+	switch {
+	case c.MergeAbove == 0:
+		c.MergeAbove = max(c.MaxRegions/2, 1)
+	case c.MergeAbove < 0:
+		c.MergeAbove = math.MaxInt
+	}
+	if c.AheadBytes == 0 {
+		c.AheadBytes = max(c.MergeBytes, 0)
 	}
 	if c.RegisterTimeout == 0 {
 		c.RegisterTimeout = defaultRegisterTimeout
