@@ -20,6 +20,9 @@ func TestVerbs(t *testing.T) {
 	t.Run("device", func(t *testing.T) {
 		m.RunTests(t, vm.TestBinary{Pkg: "./device/verbs", Args: []string{"-test.short"}, Timeout: 10 * time.Minute})
 	})
+	t.Run("profile", func(t *testing.T) {
+		m.RunTests(t, vm.TestBinary{Pkg: "./internal/profile", Run: "TestDevices", FailOnSkip: true, Timeout: 10 * time.Minute})
+	})
 	t.Run("copy", func(t *testing.T) { testCopies(t, m) })
 	t.Run("nobody", func(t *testing.T) {
 		m.RunTests(t, vm.TestBinary{
