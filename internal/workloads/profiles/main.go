@@ -20,6 +20,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/pindown/pindown/device"
+	"github.com/pindown/pindown/device/iouring"
+	"github.com/pindown/pindown/internal/calibrate"
 	"github.com/pindown/pindown/internal/profile"
 	"github.com/pindown/pindown/internal/replay"
 	"github.com/pindown/pindown/internal/workloads"
@@ -31,6 +34,7 @@ type options struct {
 	only        string
 	doc, data   string
 	keep        string
+	models      []replay.Model
 }
 
 func main() {
@@ -85,12 +89,16 @@ type split map[string]map[string][]float64
 
 func (o *options) run(ctx context.Context) error {
 	var all []*figures
-	var models []replay.Model
+	var err error
+	if o.models, err = costModels(ctx); err != nil {
+		return err
+	}
+	models := o.models
 	for _, w := range workloads.All() {
 		if o.only != "" && w.Name != o.only {
 			continue
 		}
-		f, m, err := o.measure(ctx, &w)
+		f, err := o.measure(ctx, &w)
 		if errors.Is(err, workloads.ErrMissing) {
 			fmt.Fprintf(os.Stderr, "%s: left out: %v\n", w.Name, err)
 			continue
@@ -98,7 +106,7 @@ func (o *options) run(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("workload %s: %w", w.Name, err)
 		}
-		all, models = append(all, f), m
+		all = append(all, f)
 	}
 	var tables bytes.Buffer
 	write(&tables, all, models, o)
@@ -116,45 +124,62 @@ func (o *options) run(ctx context.Context) error {
 	return os.WriteFile(o.data, append(b, '\n'), 0o644) //nolint:gosec // It is for everybody.
 }
 
-func (o *options) measure(ctx context.Context, w *workloads.Workload) (_ *figures, _ []replay.Model, err error) {
+// costModels returns the presets, and this machine's if it can be measured.
+func costModels(ctx context.Context) (_ []replay.Model, err error) {
+	models := replay.Presets()
+	dev, err := iouring.Open(nil)
+	if errors.Is(err, device.ErrNotSupported) {
+		return models, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, dev.Close()) }()
+	here, err := calibrate.Run(ctx, dev, nil)
+	if errors.Is(err, calibrate.ErrNotSupported) {
+		return models, nil
+	}
+	return append(models, here), err
+}
+
+func (o *options) measure(ctx context.Context, w *workloads.Workload) (_ *figures, err error) {
 	dir, err := os.MkdirTemp("", "workload")
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // Another user may have to come in.
-		return nil, nil, err
+		return nil, err
 	}
 	p, err := w.Prepare(ctx, dir, o.scale)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	for _, e := range p.Env {
 		name, value, _ := strings.Cut(e, "=")
 		if err := os.Setenv(name, value); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		defer func() { err = errors.Join(err, os.Unsetenv(name)) }()
 	}
 	f := &figures{Name: w.Name, What: w.What, UseBytes: w.UseBytes, Models: map[string]*split{}, Calls: map[string][]float64{}}
-	var models []replay.Model
 	for i := range o.runs {
-		if models, err = o.once(ctx, w, p, f, i); err != nil {
-			return nil, nil, err
+		if err := o.once(ctx, w, p, f, i); err != nil {
+			return nil, err
 		}
 		fmt.Fprintf(os.Stderr, "%s: run %d of %d: %.1f s, %.0f operations, %.0f uses\n", w.Name, i+1, o.runs, last(f.Seconds), last(f.Operations), last(f.Uses))
 	}
-	return f, models, nil
+	return f, nil
 }
 
 func last(v []float64) float64 { return v[len(v)-1] }
 
 // once runs a workload once and adds to its figures.
-func (o *options) once(ctx context.Context, w *workloads.Workload, p *workloads.Prepared, f *figures, i int) (_ []replay.Model, err error) {
+func (o *options) once(ctx context.Context, w *workloads.Workload, p *workloads.Prepared, f *figures, i int) (err error) {
 	path := filepath.Join(cmp.Or(o.keep, os.TempDir()), fmt.Sprintf("%s-%d.pdtrace", strings.ReplaceAll(w.Name, " ", "-"), i))
 	rec, err := os.Create(path)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() {
 		err = errors.Join(err, rec.Close())
@@ -167,24 +192,24 @@ func (o *options) once(ctx context.Context, w *workloads.Workload, p *workloads.
 		Command: p.Command, Stdout: &out, Stderr: &out, UseBytes: w.UseBytes, Trace: rec, RingBytes: 64 << 20, Tool: "profiles",
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if res.ExitCode != 0 {
-		return nil, fmt.Errorf("exit code %d: %s", res.ExitCode, out.Bytes())
+		return fmt.Errorf("exit code %d: %s", res.ExitCode, out.Bytes())
 	}
 	if _, err := rec.Seek(0, io.SeekStart); err != nil {
-		return nil, err
+		return err
 	}
 	r, err := trace.NewReader(rec)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	rep, err := replay.Run(ctx, r, &replay.Options{})
+	rep, err := replay.Run(ctx, r, &replay.Options{Models: o.models})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	f.add(res, rep)
-	return rep.Models, nil
+	return nil
 }
 
 func (f *figures) add(res *profile.Result, rep *replay.Result) {
