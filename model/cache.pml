@@ -12,6 +12,12 @@
  * PARENT has a third bit for the children that aren't modelled, hence C0|C1 is
  * a range of two canonical blocks and PARENT a range of one.
  */
+#ifndef MAY_MAP
+#define MAY_MAP		!mm_lock	/* mmap may go on */
+#define MAPPED_0
+#define MAPPED_1
+#define PIN_GUARD
+#endif
 #ifndef A1
 #define A1	1	/* how often the two threads acquire */
 #endif
@@ -161,10 +167,10 @@ inline watch(n) {
  * walks the page tables locklessly), so it may see any intermediate state.
  */
 inline pin() {
-	d_step { pinned = mapped0; v0 = (mapped0 -> page0 : 0) }
+	atomic { PIN_GUARD pinned = mapped0; v0 = (mapped0 -> page0 : 0) }
 	if
 	:: range == C0
-	:: else -> d_step { pinned = pinned && mapped1; v1 = (mapped1 -> page1 : 0) }
+	:: else -> atomic { PIN_GUARD pinned = pinned && mapped1; v1 = (mapped1 -> page1 : 0) }
 	fi
 }
 
@@ -210,16 +216,16 @@ next:	if
 	byte made0, made1;
 	if
 	:: atomic {
-		!mm_lock && (!mapped0 || ((range & C1) && !mapped1)) ->
+		MAY_MAP && (!mapped0 || ((range & C1) && !mapped1)) ->
 		mm_lock = true
 	   }
 		d_step {
 			if
-			:: !mapped0 -> mapped0 = true; page0++; made0 = page0
+			:: !mapped0 -> mapped0 = true; MAPPED_0 page0++; made0 = page0
 			:: else
 			fi;
 			if
-			:: (range & C1) && !mapped1 -> mapped1 = true; page1++; made1 = page1
+			:: (range & C1) && !mapped1 -> mapped1 = true; MAPPED_1 page1++; made1 = page1
 			:: else
 			fi
 		}

@@ -4,7 +4,8 @@
 // cache.pml is the table and its readers: threads that acquire a range, hit,
 // re-stamp, miss, state interest, stamp, pin and publish. epoch.pml adds a
 // writer in the kernel that touches before and after the page tables change;
-// uffd.pml adds a userfaultfd reader that touches once per event.
+// uffd.pml adds a userfaultfd reader that touches once per event. update.pml is
+// apart: a registration's key is pointed at other pages while work is in flight.
 //
 // The test has Spin search every interleaving for an Acquire that returns a
 // registration older than an operation which had returned before Acquire

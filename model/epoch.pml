@@ -6,6 +6,8 @@
  *	          (kernel functions); otherwise outside (system-call entry and exit)
  *	REUSE     another thread may map new memory at a range that was unmapped
  *	INFLIGHT  operations announce their range; a registration asks
+ *	LOCKED    one touch under the lock (tracepoints inside the operation);
+ *	          a registration looks the mapping up
  *	WRITERS   1 or 2 operations
  */
 #ifndef WRITERS
@@ -19,7 +21,30 @@ byte inflight[2];
 #define LOAD_ON_REGISTER(g)	g = generation
 
 /* One entry at a time: the scan is no snapshot. */
-#ifdef INFLIGHT
+#ifdef LOCKED
+/*
+ * vma: the mapping is in the tree. mm_lock is the mmap lock held for writing,
+ * mm_read by an operation for reading; pt_lock is that of the page tables, which
+ * a fault has to wait for.
+ */
+bool vma0 = true, vma1 = true;
+bool mm_read, pt_lock;
+#define MAY_MAP		!mm_lock && !mm_read
+#define MAPPED_0	vma0 = true;
+#define MAPPED_1	vma1 = true;
+#define PIN_GUARD	!pt_lock ->
+#define ANNOUNCE(op)	skip
+#define WITHDRAW	skip
+#ifdef NO_COVER
+#define ASK(range)	skip
+#else
+#define ASK(range)	atomic { !mm_lock -> cacheable = cacheable && vma0 }; \
+			if \
+			:: range == C0 \
+			:: else -> atomic { !mm_lock -> cacheable = cacheable && vma1 } \
+			fi
+#endif
+#elif defined(INFLIGHT)
 #if WRITERS == 2
 #define ASK(range)	cacheable = cacheable && !(inflight[0] & range); \
 			cacheable = cacheable && !(inflight[1] & range)
@@ -59,6 +84,78 @@ byte inflight[2];
 #else
 #define SECOND_TOUCH	touch(op, want_p, want_below_p, want_0, want_1)
 #endif
+
+#ifdef LOCKED
+
+#define TOUCH	touch(op, want_p, want_below_p, want_0, want_1)
+
+#define MAPPED(child)	(child == C0 -> mapped0 : mapped1)
+
+proctype writer(byte id, range) {
+	byte op, made0, made1, child;
+	bool found, unmap;
+
+	CHOOSE_OPERATION(op);
+	if
+	:: unmap = true;
+		atomic { !mm_lock && !mm_read -> mm_lock = true };
+		d_step {
+			if
+			:: op & C0 -> vma0 = false
+			:: else
+			fi;
+			if
+			:: op & C1 -> vma1 = false
+			:: else
+			fi
+		};
+#if !defined(TOUCH_AFTER_DOWNGRADE) && !defined(TOUCH_AFTER_UNLOCK)
+		TOUCH;
+#endif
+		d_step { mm_read = true; mm_lock = false };	/* downgraded */
+		change(op, true);
+#ifdef TOUCH_AFTER_DOWNGRADE
+		TOUCH;
+#endif
+		mm_read = false;
+#ifdef TOUCH_AFTER_UNLOCK
+		TOUCH;
+#endif
+	:: unmap = false;
+		atomic { !mm_lock && !mm_read -> mm_read = true };
+		/* MADV_DONTNEED: each page is cleared, recorded, and only then faulted in anew. */
+		child = C0;
+		do
+		:: child > C1 -> break
+		:: child <= C1 ->
+			if
+			:: atomic {
+				(op & child) && MAPPED(child) && !pt_lock -> pt_lock = true;
+				if
+				:: child == C0 -> mapped0 = false
+				:: else -> mapped1 = false
+				fi
+			   }
+				TOUCH;
+				d_step {
+					if
+					:: child == C0 -> page0++; made0 = page0; mapped0 = true
+					:: else -> page1++; made1 = page1; mapped1 = true
+					fi;
+					pt_lock = false
+				}
+			:: atomic { !(op & child) || !MAPPED(child) && !pt_lock -> skip }
+			fi;
+			child = child * 2
+		od;
+		child = 0;
+		mm_read = false
+	fi;
+	returned();
+	d_step { op = 0; unmap = false }
+}
+
+#else
 
 proctype writer(byte id, range) {
 	byte op, made0, made1;
@@ -121,3 +218,5 @@ proctype writer(byte id, range) {
 	returned();
 	d_step { op = 0; unmap = false }
 }
+
+#endif
