@@ -370,25 +370,6 @@ func TestFault35TwoBuffersInOnePage(t *testing.T) {
 	}
 }
 
-// TestFault36GrowingWindow states what holds today: a window that grows by a
-// page is registered anew each time, so the pages registered are quadratic in
-// its length. They stay within the pages of the windows asked for.
-func TestFault36GrowingWindow(t *testing.T) {
-	var registered int
-	fo := pages()
-	fo.AfterPin = func(_ int, rng vm.Range) { registered += rng.Pages(page) }
-	r := newInjected(t, fo, nil, nil)
-	const n = 64
-	for i := range n {
-		r.use(t, r.buf(0, (i+1)*page), 0)
-	}
-	t.Logf("%d pages registered for a window of %d", registered, n)
-	if registered > n*(n+1)/2 {
-		t.Errorf("%d pages registered for windows of %d in all", registered, n*(n+1)/2)
-	}
-	eventually(t, "one region", func() bool { return r.Stats().Regions == 1 })
-}
-
 // TestFault42PromptReclaim: a program that only hits doesn't keep what went
 // stale beside.
 func TestFault42PromptReclaim(t *testing.T) {

@@ -69,7 +69,7 @@ func (c *Cache) gather(f *flight, dst []*entry) ([]*entry, Access) {
 	f.target = c.round(f.want)
 	f.core, f.coreAccess = f.target, f.access
 	victims := f.set.spans.overlapping(f.target, dst)
-	if len(victims) == 0 && c.regions < c.opts.MergeAbove {
+	if len(victims) == 0 && c.live() < c.opts.MergeAbove {
 		return victims, f.access
 	}
 	victims = c.join(f, victims)
@@ -78,7 +78,7 @@ func (c *Cache) gather(f *flight, dst []*entry) ([]*entry, Access) {
 	case c.opts.MergeBytes < 0:
 	case grown:
 		c.reachAhead(f, victims)
-	case c.regions >= c.opts.MergeAbove:
+	case c.live() >= c.opts.MergeAbove:
 		c.takeNeighbours(f)
 	}
 	acc := f.coreAccess
@@ -90,6 +90,9 @@ func (c *Cache) gather(f *flight, dst []*entry) ([]*entry, Access) {
 	}
 	return victims, acc
 }
+
+// live returns the number of entries that may be hit. mu must be held.
+func (c *Cache) live() int { return c.sets[0].spans.n + c.sets[1].spans.n }
 
 // join makes f's target and core the union with the entries that overlap it, if
 // that may be, and returns them. mu must be held.
