@@ -20,6 +20,9 @@ func TestConformsSimulatedMemory(t *testing.T) {
 		{"one entry", simhca.Options{Limits: device.Limits{MaxRegistrations: 8}}},
 		{"keeps pages", simhca.Options{KeepPages: true}},
 	} {
+		if (testing.Short() || raceEnabled) && c.name != "limited" {
+			continue
+		}
 		t.Run(c.name, func(t *testing.T) {
 			pinned := map[*simhca.Device]*simhca.Space{}
 			var space *simhca.Space

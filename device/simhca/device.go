@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"sync"
 
@@ -32,20 +33,20 @@ type Device struct {
 	// mu guards the translation table and what hangs on it. It is held for
 	// moments: never while memory is pinned, moved or unpinned.
 	mu       sync.Mutex
-	settled  sync.Cond // of mu: a packet or a verb has ended.
-	closed   bool      // guarded by mu.
-	table    table     // guarded by mu.
-	bytes    uint64    // guarded by mu; pinned, in whole pages.
-	live     [kinds]int
-	calls    int       // guarded by mu; verbs under way.
-	toUnpin  []*pinned // guarded by mu; see unlock.
-	unpinErr error     // guarded by mu.
+	settled  sync.Cond  // of mu: a packet or a verb has ended.
+	closed   bool       // guarded by mu.
+	table    table      // guarded by mu.
+	bytes    uint64     // guarded by mu; pinned, in whole pages.
+	live     [kinds]int // guarded by mu; entries by kind.
+	calls    int        // guarded by mu; verbs under way.
+	toUnpin  []*pinned  // guarded by mu; see unlock.
+	unpinErr error      // guarded by mu.
 
 	// queueMu guards the lists of queues. No other lock is taken under it.
 	queueMu sync.Mutex
-	queues  []*Queue   // guarded by queueMu.
-	rng     *rand.Rand // guarded by queueMu; seeds the queues.
-	errors  map[Status]uint64
+	queues  []*Queue          // guarded by queueMu.
+	rng     *rand.Rand        // guarded by queueMu; seeds the queues.
+	errors  map[Status]uint64 // guarded by queueMu; error completions.
 }
 
 var (
@@ -162,9 +163,7 @@ func (d *Device) Stats() Stats {
 		s.Verbs[v] = d.ledger.stats(v)
 	}
 	d.queueMu.Lock()
-	for status, n := range d.errors {
-		s.Errors[status] = n
-	}
+	maps.Copy(s.Errors, d.errors)
 	d.queueMu.Unlock()
 	d.mu.Lock()
 	defer d.mu.Unlock()

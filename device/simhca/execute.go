@@ -72,7 +72,7 @@ func (q *Queue) execute(r *request) bool {
 	if key, ok := r.changes(); ok {
 		f.Key = key
 	}
-	status := StatusInvalid
+	var status Status
 	if err := d.fault(f); err != nil {
 		status = statusOf(err)
 	} else if r.isData() {

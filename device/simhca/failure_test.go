@@ -69,7 +69,7 @@ func (f *failing) wantState(want state) {
 	}
 }
 
-var lost = fmt.Errorf("injected: %w", device.ErrRegistrationLost)
+var errLost = fmt.Errorf("injected: %w", device.ErrRegistrationLost)
 
 // TestFailures has a test for each row of the table in the package comment.
 func TestFailures(t *testing.T) {
@@ -105,7 +105,7 @@ func TestFailures(t *testing.T) {
 			f.must(f.dev.Revoke(ctx, reg))
 		}},
 		{"revoke/begin, lost", func(f *failing, r vm.Range, reg device.Registration) {
-			f.arm(simhca.VerbRevoke, begin, lost)
+			f.arm(simhca.VerbRevoke, begin, errLost)
 			f.wantFailed("revoke", f.dev.Revoke(ctx, reg), device.ErrRegistrationLost)
 			f.wantGone(r, reg)
 		}},
@@ -286,7 +286,7 @@ func (f *failing) loseInUpdate(r vm.Range, reg device.Registration, step simhca.
 	x, err := f.dev.Expose(ctx, reg, r, device.RemoteRead)
 	f.must(err)
 	f.replace(r, 'y')
-	f.arm(simhca.VerbUpdate, step, lost)
+	f.arm(simhca.VerbUpdate, step, errLost)
 	_, err = f.dev.Update(ctx, reg)
 	f.wantFailed("update", err, device.ErrRegistrationLost)
 	f.wantGone(r, reg)
@@ -318,7 +318,7 @@ func (f *failing) failLoad(r vm.Range, reg device.Registration, step simhca.Step
 func (f *failing) loseInLoad(r vm.Range, reg device.Registration, step simhca.Step) {
 	f.t.Helper()
 	f.must(f.dev.Revoke(ctx, reg))
-	f.arm(simhca.VerbLoad, step, lost)
+	f.arm(simhca.VerbLoad, step, errLost)
 	_, err := f.dev.Load(ctx, reg)
 	f.wantFailed("load", err, device.ErrRegistrationLost)
 	f.wantGone(r, reg)

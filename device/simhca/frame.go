@@ -35,10 +35,10 @@ type frames struct {
 	limit int     // immutable; zero is none.
 
 	mu     sync.Mutex
-	all    []*frame // guarded by mu.
-	free   []*frame // guarded by mu; a stack, so that pages come back soon.
-	stats  SpaceStats
-	faults []error // guarded by mu; what must never happen.
+	all    []*frame   // guarded by mu.
+	free   []*frame   // guarded by mu; a stack, so that pages come back soon.
+	stats  SpaceStats // guarded by mu.
+	faults []error    // guarded by mu; what must never happen.
 }
 
 // alloc returns a page of zeros, mapped once.
@@ -70,7 +70,7 @@ func (m *frames) count(p page, mapped, pins int) {
 	defer m.mu.Unlock()
 	f := p.f
 	if f.gen != p.gen || f.mapped+mapped < 0 || f.pins+pins < 0 {
-		m.faultLocked("release", f)
+		_ = m.faultLocked("release", f) // Noted; there is no one to tell.
 		return
 	}
 	m.tallyLocked(f, -1)

@@ -19,6 +19,14 @@ const (
 
 var ctx = context.Background()
 
+// fewer returns n, or a tenth where tests shall be short.
+func fewer(n int) int {
+	if testing.Short() || raceEnabled {
+		return n / 10
+	}
+	return n
+}
+
 // rig is a device over simulated memory, with a queue connected to itself.
 type rig struct {
 	t       testing.TB
@@ -29,16 +37,16 @@ type rig struct {
 }
 
 // newRig opens a device that is stepped, unless opts say async.
-func newRig(t testing.TB, opts simhca.Options, async bool) *rig {
-	t.Helper()
-	g := &rig{t: t, space: simhca.NewSpace(nil)}
+func newRig(tb testing.TB, opts simhca.Options, async bool) *rig {
+	tb.Helper()
+	g := &rig{t: tb, space: simhca.NewSpace(nil)}
 	if !async {
 		g.stepper = simhca.NewStepper(1)
 		opts.Stepper = g.stepper
 	}
 	g.dev = simhca.Open(g.space, &opts)
 	g.queue = g.newQueue(nil)
-	t.Cleanup(func() { g.close() })
+	tb.Cleanup(func() { g.close() })
 	return g
 }
 

@@ -132,7 +132,7 @@ func TestSend(t *testing.T) {
 // What is posted in one order is completed in it; reads are overtaken but not
 // where a fence says so.
 func TestOrder(t *testing.T) {
-	const seeds = 200
+	seeds := fewer(200)
 	overtaken := 0
 	for seed := range uint64(seeds) {
 		for _, fence := range []bool{false, true} {
@@ -246,11 +246,7 @@ func TestPeers(t *testing.T) {
 // Closing in the middle of everything leaves nothing, and everything posted
 // completes.
 func TestCloseUnderLoad(t *testing.T) {
-	rounds := 30
-	if testing.Short() {
-		rounds = 5
-	}
-	for i := range rounds {
+	for i := range fewer(50) {
 		g := newRig(t, simhca.Options{Seed: uint64(i)}, true)
 		reg := g.register(g.mapped(4, 'x'), allAcc)
 		from := g.scratch(4, 'w')
@@ -297,9 +293,9 @@ func TestCloseUnderLoad(t *testing.T) {
 }
 
 // newRigSeed is newRig with a stepper of a seed.
-func newRigSeed(t testing.TB, opts simhca.Options, seed uint64) *rig {
-	t.Helper()
-	g := &rig{t: t, space: simhca.NewSpace(nil), stepper: simhca.NewStepper(seed)}
+func newRigSeed(tb testing.TB, opts simhca.Options, seed uint64) *rig {
+	tb.Helper()
+	g := &rig{t: tb, space: simhca.NewSpace(nil), stepper: simhca.NewStepper(seed)}
 	opts.Stepper = g.stepper
 	opts.Seed = seed
 	g.dev = simhca.Open(g.space, &opts)

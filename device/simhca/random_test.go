@@ -574,10 +574,7 @@ func (w *world) drain() {
 // A million random steps of VM operations, verbs, work and closing. TEST_SEED
 // repeats a run.
 func TestRandom(t *testing.T) {
-	steps := 1_000_000
-	if testing.Short() || raceEnabled {
-		steps = 60_000
-	}
+	steps := fewer(1_000_000)
 	seed := rand.Uint64()
 	if s := os.Getenv("TEST_SEED"); s != "" {
 		n, err := strconv.ParseUint(s, 10, 64)

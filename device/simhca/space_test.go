@@ -26,7 +26,6 @@ func TestSpaceOperations(t *testing.T) {
 	})
 	g := &rig{t: t, space: s}
 	a, b := g.mapped(2, 'a'), g.mapped(2, 'b')
-	frames := s.Frames(a)
 	if len(events) != 0 {
 		t.Errorf("events %v for mapping where nothing was", events)
 	}
@@ -47,7 +46,7 @@ func TestSpaceOperations(t *testing.T) {
 		t.Errorf("after dontneed: frames %v, %q", got, g.memory(a))
 	}
 	g.fill(a, 'c')
-	frames = s.Frames(a)
+	frames := s.Frames(a)
 	g.must(s.Remap(a, b))
 	expect("remap", event{"before", vm.Event{Range: a, Op: vm.OpMremapFixed}}, event{"before", vm.Event{Range: b, Op: vm.OpMremapFixed}},
 		event{"after", vm.Event{Range: b, Op: vm.OpMremapFixed}}, event{"after", vm.Event{Range: a, Op: vm.OpMremapFixed}})

@@ -50,7 +50,7 @@ func TestUpdateInFlight(t *testing.T) {
 	const pages = 5
 	for _, keep := range []bool{false, true} {
 		mixed := 0
-		for seed := range uint64(300) {
+		for seed := range uint64(fewer(300)) {
 			g := newRigSeed(t, simhca.Options{KeepPages: keep}, seed)
 			r := g.mapped(pages, 'x')
 			reg := g.register(r, allAcc)
@@ -300,7 +300,7 @@ func TestFlushContext(t *testing.T) {
 // the old pages, what was posted after the fast-register the new ones, what
 // carries the key between the two fails.
 func TestFastRegisterOrder(t *testing.T) {
-	for seed := range uint64(100) {
+	for seed := range uint64(fewer(100)) {
 		for _, rotate := range []bool{false, true} {
 			g := newRigSeed(t, simhca.Options{}, seed)
 			r := g.mapped(3, 'x')
@@ -384,10 +384,7 @@ func TestFastRegisterPages(t *testing.T) {
 // Updates under load, with real concurrency: strict never lets a request see
 // new pages while one on old pages is under way; atomic never fails a request.
 func TestUpdateConcurrent(t *testing.T) {
-	rounds := 400
-	if testing.Short() {
-		rounds = 50
-	}
+	rounds := fewer(400)
 	for _, strict := range []bool{false, true} {
 		g := newRig(t, simhca.Options{HoldRevoked: true}, true)
 		const pages, peers = 4, 3

@@ -138,10 +138,7 @@ func TestBind(t *testing.T) {
 // They arrive or are refused; once Withdraw has returned nothing arrives, and
 // whoever tries gets an error. The registration isn't disturbed.
 func TestWithdrawConcurrent(t *testing.T) {
-	tries := 100_000
-	if testing.Short() || raceEnabled {
-		tries = 10_000
-	}
+	tries := fewer(100_000)
 	g := newRig(t, simhca.Options{}, true)
 	r := g.mapped(1, 0)
 	reg := g.register(r, device.LocalWrite|device.WindowBind)
