@@ -130,7 +130,7 @@ func resources(t *testing.T, kind string, tids map[int]bool) int {
 
 // A process that is killed in the middle of a transfer leaves nothing registered.
 func TestKilled(t *testing.T) {
-	d := open(t, nil)
+	d := openReal(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	defer l.Close()

@@ -182,7 +182,7 @@ func (g *target) work(mem []byte, seed uint64) (err error) {
 // coherence runs peers' writes under churn with a monitor.
 func coherence(t *testing.T, m monitor.Monitor, writes int) (*target, pindown.Stats) {
 	t.Helper()
-	d := open(t, nil)
+	d := openReal(t)
 	cache, err := pindown.New(d, &pindown.Options{Monitor: m, MergeBytes: -1})
 	must(t, err)
 	seed := rand.Uint64() >> 17
@@ -217,7 +217,7 @@ func TestPeerWithoutMonitor(t *testing.T) {
 
 // With the kernel's own word for it, none does.
 func TestPeerWithMonitor(t *testing.T) {
-	open(t, nil) // Or skip.
+	openReal(t) // Or skip.
 	begin := time.Now()
 	m, err := bpf.Open(&bpf.Options{Mode: bpf.ModeFunctions})
 	must(t, err)

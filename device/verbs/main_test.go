@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -17,16 +18,56 @@ import (
 	"github.com/pindown/pindown/vm"
 )
 
-// TestMain fails if a goroutine or an open adapter is left at the end.
+// fakeLib is the library that tests without an adapter use; empty if there is
+// none, and fakeErr says why.
+var (
+	fakeLib string
+	fakeErr error
+)
+
+// realAdapter reports whether the tests run on a real adapter: in the virtual
+// machine of test/vm, or on the one that PINDOWN_VERBS_DEVICE names.
+func realAdapter() bool {
+	return os.Getenv("PINDOWN_VM") != "" || os.Getenv("PINDOWN_VERBS_DEVICE") != ""
+}
+
+// compileFake compiles testdata/fakeibv.c.
+func compileFake(dir string) (string, error) {
+	path := filepath.Join(dir, "libfakeibv.so")
+	out, err := exec.Command("gcc", "-std=gnu11", "-shared", "-fPIC", "-O1", "-pthread", "-o", path, "testdata/fakeibv.c").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("needs gcc and the header infiniband/verbs.h (apt-get install gcc libc6-dev libibverbs-dev): %w\n%s", err, out)
+	}
+	return path, nil
+}
+
+// TestMain fails if a goroutine, an open adapter or an object of one is left at
+// the end.
 func TestMain(m *testing.M) {
 	if run := children[os.Getenv(childEnv)]; run != nil {
 		os.Exit(runChild(run))
+	}
+	dir, err := os.MkdirTemp("", "verbs-test-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	if !realAdapter() {
+		if fakeLib, fakeErr = compileFake(dir); fakeErr != nil && os.Getenv("CI") == "true" {
+			fmt.Fprintln(os.Stderr, fakeErr)
+			os.Exit(1)
+		}
 	}
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
 		if left := openAdapters(); code == 0 && len(left) > 0 {
 			fmt.Fprintln(os.Stderr, "adapters left open:", left)
 			code = 1
 		}
+		if left := fakeObjects(); code == 0 && len(left) > 0 {
+			fmt.Fprintln(os.Stderr, "objects left:", left)
+			code = 1
+		}
+		_ = os.RemoveAll(dir)
 		os.Exit(code)
 	}))
 }
@@ -44,14 +85,30 @@ func openAdapters() []string {
 	return open
 }
 
-// open opens an adapter, or skips the test: those with an adapter run in the
-// virtual machine of test/vm, where one is there.
+// options returns those for the adapter that the tests run on, or skips the
+// test.
+func options(t *testing.T, opts *verbs.Options) *verbs.Options {
+	t.Helper()
+	var o verbs.Options
+	if opts != nil {
+		o = *opts
+	}
+	if realAdapter() {
+		o.Name = os.Getenv("PINDOWN_VERBS_DEVICE")
+		return &o
+	}
+	if fakeErr != nil {
+		line, _, _ := strings.Cut(fakeErr.Error(), "\n")
+		t.Skip(line)
+	}
+	o.Library = fakeLib
+	return &o
+}
+
+// open opens the adapter for the test's time.
 func open(t *testing.T, opts *verbs.Options) *verbs.Device {
 	t.Helper()
-	d, err := verbs.Open(opts)
-	if errors.Is(err, device.ErrNotSupported) && os.Getenv("PINDOWN_VM") == "" {
-		t.Skipf("no adapter here, test/vm runs this test with one: %v", err)
-	}
+	d, err := verbs.Open(options(t, opts))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,6 +118,15 @@ func open(t *testing.T, opts *verbs.Options) *verbs.Device {
 		}
 	})
 	return d
+}
+
+// openReal opens a real adapter, or skips the test.
+func openReal(t *testing.T) *verbs.Device {
+	t.Helper()
+	if !realAdapter() {
+		t.Skip("needs an RDMA adapter; test/vm runs this test with one, PINDOWN_VERBS_DEVICE=name here")
+	}
+	return open(t, nil)
 }
 
 // pinned returns VmPin of /proc/self/status, in KiB: what adapters hold of this

@@ -15,7 +15,7 @@ import (
 
 // TestMemlock runs where RLIMIT_MEMLOCK counts.
 func TestMemlock(t *testing.T) {
-	d := open(t, nil)
+	d := openReal(t)
 	limit := d.Limits().MaxPinnedBytes
 	if limit == 0 {
 		t.Skip("nothing limits this process; test/vm runs this test as nobody, too")

@@ -44,7 +44,7 @@ func Load(path string) (*Lib, error) {
 	if l := loaded.libs[path]; l != nil {
 		return l, nil
 	}
-	h, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_GLOBAL)
+	h, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrLoad, err)
 	}
