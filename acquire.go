@@ -275,7 +275,7 @@ func (c *Cache) miss(ctx context.Context, want Range, access Access, stale *entr
 		if stale != nil {
 			c.replace(stale)
 		}
-		c.mu.Lock()
+		c.lock()
 		if c.closed {
 			c.mu.Unlock()
 			return Region{}, fmt.Errorf("acquire %v: %w", want, ErrClosed)
@@ -406,7 +406,7 @@ func (c *Cache) fly(ctx context.Context, f *flight, union Access) (Region, error
 	}
 	e, why, err := c.registerTarget(ctx, f, union)
 	if err != nil || why != PerUseInvalid {
-		c.mu.Lock()
+		c.lock()
 		c.unreserve(f.target)
 		c.mu.Unlock()
 		c.letGo()
@@ -460,7 +460,7 @@ func (c *Cache) register(ctx context.Context, r Range, access Access) (*entry, P
 func (c *Cache) registerPerUse(ctx context.Context, want Range, access Access, why PerUseCause) (Region, error) {
 	r := c.round(want)
 	// Counted before it is made, so that Close knows of it.
-	c.mu.Lock()
+	c.lock()
 	if c.closed {
 		c.mu.Unlock()
 		return Region{}, fmt.Errorf("acquire %v: %w", want, ErrClosed)
@@ -480,7 +480,7 @@ func (c *Cache) registerPerUse(ctx context.Context, want Range, access Access, w
 }
 
 func (c *Cache) perUseGone() {
-	c.mu.Lock()
+	c.lock()
 	c.perUseHeld--
 	c.freed()
 	c.finish()

@@ -64,6 +64,8 @@ type Cache struct {
 
 	stats counters
 
+	hurry atomic.Int32 // goroutines that wait in lock
+
 	mu         sync.Mutex
 	closed     bool
 	perUseOnly PerUseCause // why nothing is cached any more
@@ -75,9 +77,10 @@ type Cache struct {
 	evict      evictor
 	merging    merging
 
-	dying  []*entry            // dead, holders unknown
-	limbo  map[*entry]struct{} // dead and held
-	graves []*entry            // settled, to be deregistered
+	dying    []*entry            // dead, holders unknown
+	settling int                 // dead, and somebody makes a barrier for them
+	limbo    map[*entry]struct{} // dead and held
+	graves   []*entry            // settled, to be deregistered
 
 	lanes      []*Lane
 	fenceLanes bool     // their holds need a fence
@@ -303,7 +306,7 @@ func (c *Cache) publish(f *flight, e *entry) {
 	if f.grew {
 		e.refs.Or(refGrown)
 	}
-	c.mu.Lock()
+	c.lock()
 	// What was reserved is the target's cost; e may be smaller.
 	if f.target != e.rng() {
 		if spare := c.cost(f.target) - c.cost(e.rng()); spare > 0 {

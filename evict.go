@@ -2,6 +2,7 @@ package pindown
 
 import (
 	"math/bits"
+	"runtime"
 	"slices"
 
 	"github.com/pindown/pindown/vm"
@@ -222,7 +223,14 @@ func (c *Cache) reserve(r Range, victims []*entry) bool {
 			c.graves = c.graves[:n-1]
 			c.mu.Unlock()
 			c.exhume(e)
-			c.mu.Lock()
+			c.lock()
+			continue
+		}
+		if c.settling > 0 {
+			// The reaper has some, in a moment.
+			c.mu.Unlock()
+			runtime.Gosched()
+			c.lock()
 			continue
 		}
 		if n, _ := c.giveUp(c.evictBatch(), 0, cause); n == 0 {

@@ -48,11 +48,13 @@ func (h *hold) release(word uint64) bool {
 
 const holdsPerLine = 7
 
-// holdLine is one cache line.
+// holdLine is one cache line, and one that keeps the next away: processors
+// fetch lines in pairs.
 type holdLine struct {
 	// used<<63 | times a hold's count has come round.
 	state atomic.Uint64
 	hold  [holdsPerLine]hold
+	_     [64]byte
 }
 
 const lineUsed = uint64(1) << 63

@@ -27,6 +27,7 @@ type index struct {
 	each      func(func(*entry)) // visits every live entry, for rebuilding
 	expected  int                // the most entries there will be
 	lists     int                // listings
+	room      int                // for so many in this table
 	level     [indexLevels]int   // listings by level
 	overflows int                // buckets marked as overflowed since the last rebuild, not by it
 }
@@ -37,7 +38,6 @@ const (
 	indexLevels      = 12
 	bucketListings   = 5
 	minIndexBuckets  = 16
-	indexFill        = 85 // per cent, at most
 
 	overflowed = uint64(1) << 63
 	tagLanes   = uint64(0x0000000101010101)
@@ -226,7 +226,7 @@ func (x *index) insert(e *entry) {
 	level, first, last := indexBlocks(e)
 	n := int(last - first + 1)
 	t := x.table.Load()
-	if (x.lists+n)*100 > len(t.buckets)*bucketListings*indexFill || x.overflows*4 > len(t.buckets) {
+	if x.lists+n > x.room || x.overflows*4 > len(t.buckets) {
 		t = x.rebuild(x.lists + n)
 	}
 	x.lists += n
@@ -273,6 +273,16 @@ func (x *index) seen(e *entry) (seen uint64) {
 	return seen
 }
 
+// indexFill is how full, in per cent, a table of so many listings may be. A small
+// one affords that nearly all are found in the first place; of a large one most
+// of the cost is that it doesn't fit the processor's caches.
+func indexFill(lists int) int {
+	if lists <= 1<<16 {
+		return 50
+	}
+	return 85
+}
+
 // rebuild lists every live entry in a fresh table with room for n listings and
 // more, and voids the old one. It also sheds the overflow marks that removals
 // leave behind.
@@ -281,7 +291,8 @@ func (x *index) rebuild(n int) *indexTable {
 	if n <= x.expected {
 		room = min(room, x.expected+x.expected/256+1)
 	}
-	buckets := max(room*100/(bucketListings*indexFill)+1, minIndexBuckets)
+	x.room = room
+	buckets := max(room*100/(bucketListings*indexFill(room))+1, minIndexBuckets)
 	t, marked := x.fresh(buckets)
 	// Addresses a fixed distance apart can fall on few buckets.
 	for range 3 {

@@ -11,7 +11,7 @@ import (
 // However far apart entries are, the table is rebuilt a few times for each
 // doubling, all are found, and none is once it was removed.
 func TestIndexGrowth(t *testing.T) {
-	const n, page = 30_000, 1 << indexPageShift
+	const n, page = 100_000, 1 << indexPageShift
 	for _, stride := range []int{1, 2, 3, 16, 17, 32, 256, 512, 4096, 1 << 18} {
 		t.Run(fmt.Sprint(stride), func(t *testing.T) {
 			var live []*entry

@@ -2,6 +2,7 @@ package pindown
 
 import (
 	"log/slog"
+	"runtime"
 	"sync"
 	"time"
 
@@ -35,7 +36,7 @@ const (
 	maxReaperLook = 128 * time.Millisecond
 	// sweepBatch is how many entries a sweep looks at between two releases of
 	// mu.
-	sweepBatch = 128
+	sweepBatch = 16
 )
 
 func (r *reaper) wake() {
@@ -169,23 +170,48 @@ func (c *Cache) sweep(r Range, op vm.Op) {
 			if c.hitCheck != nil {
 				c.awaitHitCheck()
 			}
+			c.giveWay()
 			c.mu.Lock()
 			n := s.spans.some(at, batch[:])
-			stale := 0
+			stale := batch[:0]
 			for _, e := range batch[:n] {
 				at.Start = e.end
 				if !c.unchanged(e) {
-					batch[stale] = e
-					stale++
+					c.end(e)
+					stale = append(stale, e)
 				}
 			}
-			c.retireAll(Event{Kind: EventInvalidated, Op: op}, batch[:stale]...)
 			c.mu.Unlock()
+			if len(stale) > 0 {
+				c.settleDying()
+				c.mu.Lock()
+				c.report(Event{Kind: EventInvalidated, Op: op}, stale)
+				c.mu.Unlock()
+			}
 			if n < len(batch) {
 				break
 			}
 			c.exhumeGraves()
 		}
+	}
+}
+
+// lock takes mu for somebody whose caller waits for the result: the reaper
+// gives way.
+func (c *Cache) lock() {
+	if c.mu.TryLock() {
+		return
+	}
+	c.hurry.Add(1)
+	c.mu.Lock()
+	c.hurry.Add(-1)
+}
+
+// giveWay lets those who wait in lock go first. A mutex would let the reaper
+// have it again and again, for up to a millisecond.
+func (c *Cache) giveWay() {
+	for i := 0; i < 1000 && c.hurry.Load() > 0; i++ {
+		runtime.Gosched()
 	}
 }
 

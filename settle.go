@@ -28,10 +28,13 @@ func (c *Cache) end(e *entry) {
 // fence makes what lanes have stored visible, and what they load from now on
 // is no older than this call: see holds.go. mu must be held.
 func (c *Cache) fence() {
-	if c.fenceLanes && len(c.lanes) > 0 {
+	if c.fencing() {
 		_ = sys.Membarrier() // it worked when it was registered, and has no other failure
 	}
 }
+
+// fencing reports whether a fence is needed. mu must be held.
+func (c *Cache) fencing() bool { return c.fenceLanes && len(c.lanes) > 0 }
 
 // settle finds out who of the dying is held. mu must be held.
 func (c *Cache) settle() {
@@ -41,8 +44,16 @@ func (c *Cache) settle() {
 	// Who lets go from now on looks whether what he held is dead.
 	c.state.Or(stateDead)
 	c.fence()
+	c.sort(c.dying)
+	clear(c.dying)
+	c.dying = c.dying[:0]
+}
+
+// sort puts entries that were ended before a fence where they belong. mu must
+// be held.
+func (c *Cache) sort(dying []*entry) {
 	held := c.holders()
-	for i, e := range c.dying {
+	for _, e := range dying {
 		if held.of(e) == 0 {
 			e.queue = queueGone
 			c.graves = append(c.graves, e)
@@ -50,9 +61,7 @@ func (c *Cache) settle() {
 			e.queue = queueLimbo
 			c.limbo[e] = struct{}{}
 		}
-		c.dying[i] = nil
 	}
-	c.dying = c.dying[:0]
 	c.emptied()
 }
 
@@ -71,10 +80,24 @@ func (c *Cache) leave(e *entry) {
 	c.emptied()
 }
 
+// settleDying is settle for the reaper: it holds nobody up while a barrier is
+// made.
 func (c *Cache) settleDying() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.settle()
+	if len(c.dying) == 0 || !c.fencing() {
+		c.settle()
+		return
+	}
+	batch := c.dying
+	c.dying = nil
+	c.settling = len(batch)
+	c.state.Or(stateDead)
+	c.mu.Unlock()
+	_ = sys.Membarrier() // see fence
+	c.mu.Lock()
+	c.settling = 0
+	c.sort(batch)
 }
 
 // retireAll ends those of the list that are live, settles them, counts and
@@ -122,7 +145,7 @@ func (c *Cache) wakeForGraves() {
 // again. Its registration goes when the last holder does. It is harmless on an
 // entry that is retired already.
 func (c *Cache) retire(e *entry, op vm.Op) {
-	c.mu.Lock()
+	c.lock()
 	defer c.mu.Unlock()
 	c.retireAll(Event{Kind: EventInvalidated, Op: op}, e)
 	c.wakeForGraves()
@@ -133,12 +156,12 @@ func (c *Cache) retire(e *entry, op vm.Op) {
 // to wake the reaper, and makes room. But not if finding the holders takes a
 // barrier: the reaper makes one for many.
 func (c *Cache) replace(e *entry) {
-	c.mu.Lock()
+	c.lock()
 	if !e.listed() {
 		c.mu.Unlock()
 		return
 	}
-	if c.fenceLanes && len(c.lanes) > 0 {
+	if c.fencing() {
 		c.end(e)
 		c.report(Event{Kind: EventInvalidated, Op: vm.OpUnknown}, []*entry{e})
 		c.wakeForGraves()
@@ -251,7 +274,7 @@ func (c *Cache) lastLook() {
 func (c *Cache) exhume(e *entry) {
 	_ = c.deviceDeregister(e) // counted and told
 	c.table.Unwatch(&e.watch)
-	c.mu.Lock()
+	c.lock()
 	c.unreserve(e.rng())
 	c.mu.Unlock()
 	c.letGo()
