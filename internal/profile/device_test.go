@@ -1,12 +1,16 @@
 package profile
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -30,6 +34,7 @@ const (
 var devicePrograms = map[string]func() error{
 	"iouring": runIOUring,
 	"verbs":   runVerbs,
+	"threads": runThreads,
 }
 
 func TestMain(m *testing.M) {
@@ -104,6 +109,113 @@ func runVerbs() error {
 		return err
 	}
 	return errors.Join(useDevice(d, func([]byte, device.Registration) error { return nil }), d.Close())
+}
+
+const (
+	oldThreads = 3
+	moves      = 50
+)
+
+// runThreads starts threads, waits for a line, and has each of them move
+// mappings; so does one that is made only then.
+func runThreads() error {
+	start := make(chan struct{})
+	var wg sync.WaitGroup
+	errs := make([]error, oldThreads+1)
+	work := func(i int) {
+		runtime.LockOSThread() // and so a thread of its own
+		if i < oldThreads {
+			fmt.Println("ready")
+			<-start
+		}
+		for range moves {
+			errs[i] = errors.Join(errs[i], move())
+		}
+	}
+	for i := range oldThreads {
+		wg.Go(func() { work(i) })
+	}
+	if _, err := fmt.Scanln(); err != nil {
+		return err
+	}
+	close(start)
+	wg.Go(func() { work(oldThreads) })
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func move() error {
+	b, err := unix.Mmap(-1, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return err
+	}
+	b, err = unix.Mremap(b, 8192, unix.MREMAP_MAYMOVE)
+	return errors.Join(err, unix.Munmap(b))
+}
+
+// TestFollow: a process that runs is followed with the threads that it has and
+// that it makes, until it ends.
+func TestFollow(t *testing.T) {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), programEnv+"=threads")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	lines := bufio.NewScanner(out)
+	for range oldThreads {
+		lines.Scan()
+	}
+	// The first news of progress means that it is followed.
+	var once sync.Once
+	waited := make(chan error, 1)
+	res := profileIt(t, &Options{PID: cmd.Process.Pid, Progress: func(*Progress) {
+		once.Do(func() {
+			fmt.Fprintln(in)
+			go func() { waited <- cmd.Wait() }()
+		})
+	}})
+	if err := <-waited; err != nil {
+		t.Error(err)
+	}
+	o := res.Operations["mremap"]
+	if o == nil || o.Count != (oldThreads+1)*moves || o.Failed != 0 {
+		t.Fatalf("mremap: %+v, want %d", o, (oldThreads+1)*moves)
+	}
+	if res.ExitCode != -1 || len(res.Command) == 0 {
+		t.Errorf("exit code %d, command %q", res.ExitCode, res.Command)
+	}
+	if !slices.ContainsFunc(res.CallSites, func(c CallSite) bool {
+		return c.Operation == "mremap" && slices.ContainsFunc(c.Stack, func(f Frame) bool { return strings.HasSuffix(f.Function, "profile.move") })
+	}) {
+		t.Errorf("call sites: %+v", res.CallSites)
+	}
+	threads := 0
+	for _, th := range res.Threads {
+		if th.Operations >= moves {
+			threads++
+		}
+	}
+	if threads < oldThreads {
+		t.Errorf("threads: %+v", res.Threads)
+	}
+}
+
+// TestNoSuchProcess: an error that says so.
+func TestNoSuchProcess(t *testing.T) {
+	_, err := Run(context.Background(), &Options{PID: 1 << 30})
+	need(t, !errors.Is(err, ErrNotSupported), fmt.Sprint("BPF: ", err))
+	if err == nil || !strings.Contains(err.Error(), "none of that number") {
+		t.Error(err)
+	}
 }
 
 // TestDevices: a program in Go that uses this module's devices. It runs in the

@@ -14,7 +14,7 @@ import (
 // WriteHTML writes a page that needs nothing else.
 func (r *Result) WriteHTML(w io.Writer) error {
 	page := &report.Page{
-		Title: "VM activity of " + strings.Join(r.Command, " "),
+		Title: "VM activity of " + r.commandLine(),
 		Facts: r.facts(),
 		Sections: []report.Section{
 			{Title: "Operations", Elements: r.operationElements()},

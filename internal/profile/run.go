@@ -145,6 +145,7 @@ func Run(ctx context.Context, opts *Options) (_ *Result, err error) {
 		r.attachVerbs(path)
 	}
 	r.began, r.cpu = now(), ownTime()
+	r.lastAt = r.began
 	if o.Trace != nil {
 		if r.trace, err = trace.NewWriter(o.Trace, &trace.WriterOptions{MaxBytes: o.TraceBytes}); err != nil {
 			return nil, fmt.Errorf("write trace: %w", err)
@@ -205,6 +206,9 @@ func (r *run) start() error {
 	command := r.o.Command
 	if len(command) == 0 {
 		raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", r.pid))
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+			err = errors.New("there is none of that number")
+		}
 		if err != nil {
 			return fmt.Errorf("follow process %d: %w", r.pid, err)
 		}
@@ -356,9 +360,7 @@ func (r *run) progress() {
 		Elapsed: t - r.began, Operations: r.a.total, Bytes: r.a.bytes,
 		Registrations: uint64(len(r.a.regs.live)), Stale: r.a.regs.stale.Windows,
 	}
-	if r.lastAt != 0 {
-		p.PerSecond = float64(r.a.total-r.lastN) / (t - r.lastAt).Seconds()
-	}
+	p.PerSecond = float64(r.a.total-r.lastN) / (t - r.lastAt).Seconds()
 	if s, err := r.probe.Stats(); err == nil {
 		p.Lost = s.LostEvents
 	}

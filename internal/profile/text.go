@@ -7,6 +7,7 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -32,6 +33,18 @@ func (r *Result) WriteText(w io.Writer) error {
 	return p.err
 }
 
+// commandLine is the command on one line; what is more than a word is quoted.
+func (r *Result) commandLine() string {
+	words := make([]string, len(r.Command))
+	for i, w := range r.Command {
+		words[i] = w
+		if q := strconv.Quote(w); w == "" || q != `"`+w+`"` || strings.ContainsAny(w, " '$&|;<>*?()") {
+			words[i] = q
+		}
+	}
+	return strings.Join(words, " ")
+}
+
 type printer struct {
 	w   io.Writer
 	err error
@@ -55,7 +68,7 @@ func (p *printer) table(rows [][]string) {
 }
 
 func (p *printer) head(r *Result) {
-	p.f("%s\n", strings.Join(r.Command, " "))
+	p.f("%s\n", r.commandLine())
 	how := fmt.Sprintf("exit code %d", r.ExitCode)
 	switch {
 	case r.Signal != "":
