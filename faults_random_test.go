@@ -63,11 +63,17 @@ func (w *world) span(r pindown.Range) (from, to int) {
 	return int(r.Start-worldStart) / page, int(r.End-worldStart) / page
 }
 
-func (w *world) frames(r vm.Range) ([]uint64, error) {
+// outside reports whether part of r is beyond the world, which is a hole.
+func (w *world) outside(r pindown.Range) bool {
 	from, to := w.span(r)
-	if from < 0 || to > worldPages {
+	return from < 0 || to > worldPages
+}
+
+func (w *world) frames(r vm.Range) ([]uint64, error) {
+	if w.outside(r) {
 		return nil, device.ErrFault
 	}
+	from, to := w.span(r)
 	var v []uint64
 	for _, p := range w.pages[from:to] {
 		if p.version == 0 {
@@ -104,6 +110,9 @@ func (w *world) randomRange() pindown.Range {
 
 // mapped says whether r can be registered with the access.
 func (w *world) mapped(r pindown.Range, a pindown.Access) bool {
+	if w.outside(r) {
+		return false
+	}
 	from, to := w.span(r)
 	for _, p := range w.pages[from:to] {
 		if p.version == 0 || p.readonly && a&pindown.LocalWrite != 0 {
@@ -240,6 +249,9 @@ func newWorld(t *testing.T, seed uint64) *world {
 		if w.rnd.IntN(16) == 0 {
 			return monitor.ErrPending
 		}
+		if w.outside(r) {
+			return nil // the device finds out
+		}
 		from, to := w.span(r)
 		for _, p := range w.pages[from:to] {
 			if p.file {
@@ -250,7 +262,8 @@ func newWorld(t *testing.T, seed uint64) *world {
 	})
 	w.o = pindown.Options{
 		Monitor: w.mon, MaxRegions: 1 + w.rnd.IntN(12), MaxBytes: uint64(1+w.rnd.IntN(40)) * page,
-		MergeBytes: []int64{-1, 0, 4 * page, 16 * page}[w.rnd.IntN(4)], RegisterTimeout: time.Microsecond,
+		MergeBytes: []int64{-1, 0, 4 * page, 16 * page}[w.rnd.IntN(4)], MergeAbove: []int{-1, 0, 1}[w.rnd.IntN(3)],
+		AheadBytes: []int64{-1, 0, 4 * page}[w.rnd.IntN(3)], RegisterTimeout: time.Microsecond,
 	}
 	if w.c, err = pindown.New(w.dev, &w.o); err != nil {
 		t.Fatal(err)

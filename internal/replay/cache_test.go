@@ -35,6 +35,8 @@ func openReal(t *testing.T) *realCache {
 	}
 	events := make(chan pindown.Event, 1<<16)
 	c, err := pindown.New(d, &pindown.Options{
+		// What is registered beyond the union isn't simulated.
+		AheadBytes: -1, MergeAbove: -1,
 		Monitor: m, MaxRegions: 60000, MaxBytes: 1 << 40, OnEvent: func(e pindown.Event) { events <- e },
 	})
 	if err != nil {
