@@ -240,15 +240,19 @@ func touch(ctx context.Context, rounds int) (name string, cost float64, err erro
 		}
 		return median(times), nil
 	}
-	without, err := timed()
+	before, err := timed()
 	if err != nil {
 		return "", 0, err
 	}
 	sel := auto.Open(ctx)
-	defer func() { err = errors.Join(err, sel.Close()) }()
 	if sel.Monitor() == nil {
-		return "none works", 0, nil
+		return "none works", 0, sel.Close()
 	}
+	name = sel.Monitor().Name()
 	with, err := timed()
-	return sel.Monitor().Name(), max(0, with-without), err
+	if err = errors.Join(err, sel.Close()); err != nil {
+		return name, 0, err
+	}
+	after, err := timed()
+	return name, max(0, with-min(before, after)), err
 }
