@@ -13,6 +13,7 @@ LINT      := GOLANGCI_LINT_CACHE=$(CURDIR)/$(BIN)/lint-cache $(GO) tool -modfile
 APT_MODEL    := spin gcc libc6-dev
 APT_GENERATE := clang llvm
 APT_PEERS    := libucx-dev gcc libc6-dev
+APT_VERBS    := libibverbs-dev gcc libc6-dev
 APT_VM       := qemu-system-x86 busybox-static e2fsprogs
 
 .DEFAULT_GOAL := help
@@ -27,7 +28,7 @@ build: ## build the command into bin/
 
 .PHONY: deps
 deps: ## install what the tests need (apt packages; as root)
-	@scripts/deps $(APT_MODEL) $(APT_GENERATE) $(APT_PEERS) $(APT_VM)
+	@scripts/deps $(APT_MODEL) $(APT_GENERATE) $(APT_PEERS) $(APT_VERBS) $(APT_VM)
 
 .PHONY: test
 test: deps nocgo race fuzz bench-smoke ## the whole test suite; ends with go test's own summary

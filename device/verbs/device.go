@@ -270,7 +270,7 @@ func (d *Device) RegisterDMABuf(ctx context.Context, fd int, offset, length, iov
 	}
 	reg, err := d.register(ctx, r, access, func() (*ibv.MR, error) {
 		mr, err := d.lib.RegDMABufMR(d.pd, offset, uintptr(length), iova, fd, d.flags(access)&^ibv.AccessOnDemand)
-		if err != nil && sentinel(errnoOf(err)) == device.ErrUnsupportedMemory {
+		if err != nil && errors.Is(sentinel(errnoOf(err)), device.ErrUnsupportedMemory) {
 			return nil, joinCall(device.ErrNotSupported, "ibv_reg_dmabuf_mr", err)
 		}
 		if err != nil {

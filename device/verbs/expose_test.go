@@ -87,7 +87,7 @@ func TestExpose(t *testing.T) {
 		{"empty", to, vm.Range{}, device.RemoteRead, device.ErrInvalid},
 		{"unknown", device.Registration{}, vm.RangeOf(mid), device.RemoteRead, device.ErrNotRegistered},
 	} {
-		if _, err := d.Expose(ctx, c.reg, c.r, c.access); !errors.Is(err, c.want) || err == c.want {
+		if _, err := d.Expose(ctx, c.reg, c.r, c.access); !errors.Is(err, c.want) || err == c.want { //nolint:errorlint // The point is that it must be wrapped.
 			t.Errorf("%s: %v, want %v wrapped", c.name, err, c.want)
 		}
 	}

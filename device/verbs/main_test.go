@@ -19,10 +19,10 @@ import (
 )
 
 // fakeLib is the library that tests without an adapter use; empty if there is
-// none, and fakeErr says why.
+// none, and errFake says why.
 var (
 	fakeLib string
-	fakeErr error
+	errFake error
 )
 
 // realAdapter reports whether the tests run on a real adapter: in the virtual
@@ -53,8 +53,8 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	if !realAdapter() {
-		if fakeLib, fakeErr = compileFake(dir); fakeErr != nil && os.Getenv("CI") == "true" {
-			fmt.Fprintln(os.Stderr, fakeErr)
+		if fakeLib, errFake = compileFake(dir); errFake != nil && os.Getenv("CI") == "true" {
+			fmt.Fprintln(os.Stderr, errFake)
 			os.Exit(1)
 		}
 	}
@@ -97,8 +97,8 @@ func options(t *testing.T, opts *verbs.Options) *verbs.Options {
 		o.Name = os.Getenv("PINDOWN_VERBS_DEVICE")
 		return &o
 	}
-	if fakeErr != nil {
-		line, _, _ := strings.Cut(fakeErr.Error(), "\n")
+	if errFake != nil {
+		line, _, _ := strings.Cut(errFake.Error(), "\n")
 		t.Skip(line)
 	}
 	o.Library = fakeLib

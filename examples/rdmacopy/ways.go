@@ -43,9 +43,6 @@ type wayStats struct {
 	Copied        int `json:"copied"` // bytes, to or from the bounce buffer
 }
 
-// Saved is how many registrations weren't made.
-func (s wayStats) Saved() int { return s.Acquires - s.Registrations }
-
 // bounceAccess serves either end.
 const bounceAccess = device.LocalWrite | device.RemoteWrite
 
@@ -83,13 +80,12 @@ func allocate(size int) ([]byte, error) {
 
 // transfer is a buffer that is ready for the adapter.
 type transfer struct {
-	mem       vm.Range // what the adapter works on
-	local     uint32
-	remote    uint32
-	buf       []byte // the application's
-	staged    []byte // what the adapter works on instead, or nil
-	release   func() error
-	wasCached bool
+	mem     vm.Range // what the adapter works on
+	local   uint32
+	remote  uint32
+	buf     []byte // the application's
+	staged  []byte // what the adapter works on instead, or nil
+	release func() error
 }
 
 // prepare makes the first n bytes of a buffer ready. This is the place where the

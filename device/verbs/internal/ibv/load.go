@@ -25,7 +25,7 @@ type Lib struct {
 	errnoLocation                                          uintptr
 }
 
-// ErrLoad: the library isn't there, or lacks a function.
+// ErrLoad says that the library isn't there, or lacks a function.
 var ErrLoad = errors.New("ibv: library not usable")
 
 // loaded remembers libraries by path: one is never unloaded, since its
