@@ -60,8 +60,9 @@ type Flusher interface {
 	// Flush waits until all work that was posted before the call to the
 	// device's own queues, and that may use reg or an exposure over it, has
 	// completed, successfully or not. Work posted later isn't waited for, so
-	// that Flush ends under load; nor is that of peers, which no adapter knows
-	// of. Completions may be waiting in a completion queue still.
+	// that Flush ends under load; nor is a receive that no send has begun to
+	// fill; nor is the work of peers, which no adapter knows of. Completions
+	// may be waiting in a completion queue still.
 	//
 	// Flush changes nothing. On error (the context's; ErrNotRegistered; ErrBusy
 	// if the device can see that the work won't proceed by itself, such as a
