@@ -60,8 +60,11 @@ type Model struct {
 // Of this project's cache, measured on a shared virtual machine with 2 CPUs,
 // Linux 6.18; see ARCHITECTURE.md.
 const (
-	ownHit   = 21  // acquire and release, up to 1000 regions
-	ownTouch = 400 // system-call tracepoints, around madvise
+	ownHit = 21 // acquire and release, up to 1000 regions
+
+	// UsualTouch is what the bpf monitor at system calls adds to a madvise, in
+	// nanoseconds.
+	UsualTouch = 400
 )
 
 const ownSource = "hit and touch: this cache with the bpf monitor at system calls, measured on a 2-CPU virtual machine with Linux 6.18 (ARCHITECTURE.md)"
@@ -74,7 +77,7 @@ func Presets() []Model {
 			Source: "io_uring fixed buffers, as pindown bench --calibrate measures them, on the same virtual machine (7 runs within 4 % a call and 8 % a page): " +
 				"4 KiB 1.9 µs to register and 1.7 to deregister, 1 MiB 9.8 and 4.8 µs; " + ownSource,
 			Register: Cost{Call: 1840, Page: 31}, Deregister: Cost{Call: 1690, Page: 12}, Update: Cost{Call: 1840, Page: 40},
-			Hit: ownHit, Touch: ownTouch,
+			Hit: ownHit, Touch: UsualTouch,
 		},
 		{
 			Name: "ucx",
@@ -82,7 +85,7 @@ func Presets() []Model {
 				"(uct_ib_md_config_table in src/uct/ib/base/ib_md.c, src/uct/base/uct_md.c); touch: this cache's",
 			Assumed:  "deregistering costs as much as registering: UCX has no figure for it",
 			Register: Cost{Call: 16000, Page: 0.06 * modelPage}, Deregister: Cost{Call: 16000, Page: 0.06 * modelPage},
-			Hit: 180, Touch: ownTouch,
+			Hit: 180, Touch: UsualTouch,
 		},
 		{
 			Name: "connectx",
@@ -90,7 +93,7 @@ func Presets() []Model {
 				"(github.com/minio/minio-rs pull request 236); the calls as in UCX's model, 16 µs; " + ownSource,
 			Assumed:  "deregistering is a call of 16 µs too (one command to the adapter each), and a quarter of what pages cost: the published figure is the sum",
 			Register: Cost{Call: 16000, Page: 60.4}, Deregister: Cost{Call: 16000, Page: 20.1},
-			Hit: ownHit, Touch: ownTouch,
+			Hit: ownHit, Touch: UsualTouch,
 		},
 		{
 			Name: "ugni",
@@ -98,7 +101,7 @@ func Presets() []Model {
 				"(github.com/chapel-lang/chapel issue 5680; the sum of several communication domains); " + ownSource,
 			Assumed:  "the calls cost 16 µs, as in UCX's model",
 			Register: Cost{Call: 16000, Page: 0.34e9 / 262144}, Deregister: Cost{Call: 16000, Page: 0.50e9 / 262144},
-			Hit: ownHit, Touch: ownTouch,
+			Hit: ownHit, Touch: UsualTouch,
 		},
 	}
 }
