@@ -492,9 +492,7 @@ func (c *Cache) releasePerUse(e *entry) error {
 	if e.refs.Or(refDead)&refDead != 0 {
 		return fmt.Errorf("release %v: %w", e.rng(), ErrReleased)
 	}
-	err := c.deviceDeregister(e)
-	c.perUseGone()
-	return err
+	return c.exhume(e)
 }
 
 // deviceRegister calls the device, and again after evicting idle regions when

@@ -77,10 +77,12 @@ type Cache struct {
 	evict      evictor
 	merging    merging
 
-	dying    []*entry            // dead, holders unknown
-	settling int                 // dead, and somebody makes a barrier for them
-	limbo    map[*entry]struct{} // dead and held
-	graves   []*entry            // settled, to be deregistered
+	dying     []*entry            // dead, holders unknown
+	settling  int                 // dead, and somebody makes a barrier for them
+	limbo     map[*entry]struct{} // dead and held
+	graves    []*entry            // settled, to be deregistered
+	stuck     []stuck             // settled, deregistration has failed
+	noRetries bool                // nobody tries what is stuck any more
 
 	lanes      []*Lane
 	fenceLanes bool     // their holds need a fence

@@ -14,11 +14,12 @@ func _() {
 	_ = x[EventBudgetFreed-3]
 	_ = x[EventMonitorLost-4]
 	_ = x[EventBackgroundError-5]
+	_ = x[EventLeaked-6]
 }
 
-const _EventKind_name = "invalidinvalidatedevictedbudget-freedmonitor-lostbackground-error"
+const _EventKind_name = "invalidinvalidatedevictedbudget-freedmonitor-lostbackground-errorleaked"
 
-var _EventKind_index = [...]uint8{0, 7, 18, 25, 37, 49, 65}
+var _EventKind_index = [...]uint8{0, 7, 18, 25, 37, 49, 65, 71}
 
 func (i EventKind) String() string {
 	idx := int(i) - 0

@@ -19,6 +19,7 @@ const (
 	EventBudgetFreed                      // budget-freed
 	EventMonitorLost                      // monitor-lost
 	EventBackgroundError                  // background-error
+	EventLeaked                           // leaked
 )
 
 // Event tells a program what happened to a region.
@@ -37,7 +38,8 @@ type Event struct {
 	LocalKey, RemoteKey uint32
 	// Cause says why a region was evicted.
 	Cause EvictCause
-	// Err is what went wrong, for EventBackgroundError and EventMonitorLost.
+	// Err is what went wrong, for EventBackgroundError (a deregistration that is
+	// tried again unless EventLeaked follows), EventLeaked and EventMonitorLost.
 	Err error
 }
 

@@ -222,7 +222,7 @@ func (c *Cache) reserve(r Range, victims []*entry) bool {
 			c.graves[n-1] = nil
 			c.graves = c.graves[:n-1]
 			c.mu.Unlock()
-			c.exhume(e)
+			_ = c.exhume(e) // counted and told
 			c.lock()
 			continue
 		}

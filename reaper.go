@@ -87,6 +87,8 @@ func (c *Cache) reap(news <-chan vm.Event) {
 	pause.Stop()
 	look := time.NewTimer(reaperPause)
 	look.Stop()
+	retry := time.NewTimer(reaperPause)
+	retry.Stop()
 	var lost uint64
 	for again := reaperPause; ; {
 		if plainStores && c.waiting() {
@@ -103,9 +105,11 @@ func (c *Cache) reap(news <-chan vm.Event) {
 			}
 			c.settleDying()
 			c.exhumeGraves()
+			c.retry(true)
 			c.deliver()
 			return
 		case <-r.wakeup:
+		case <-retry.C:
 		case <-look.C:
 			c.lookAgain()
 		case ev, ok := <-news:
@@ -130,6 +134,9 @@ func (c *Cache) reap(news <-chan vm.Event) {
 		look.Stop()
 		c.settleDying()
 		c.exhumeGraves()
+		if next, left := c.retry(false); left {
+			retry.Reset(next)
+		}
 		c.deliver()
 		// What comes next waits a moment and is dealt with together: under
 		// heavy churn whoever needs the range again has dealt with it himself

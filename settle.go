@@ -178,7 +178,7 @@ func (c *Cache) replace(e *entry) {
 	}
 	c.mu.Unlock()
 	if mine {
-		c.exhume(e)
+		_ = c.exhume(e) // counted and told
 	}
 }
 
@@ -216,7 +216,7 @@ func (c *Cache) bury(e *entry) {
 		return
 	}
 	c.mu.Unlock()
-	c.exhume(e)
+	_ = c.exhume(e) // counted and told
 }
 
 // waiting reports whether a release may have missed that it is waited for.
@@ -270,16 +270,6 @@ func (c *Cache) lastLook() {
 	c.lookAgain()
 }
 
-// exhume deregisters a settled entry and gives its budget back.
-func (c *Cache) exhume(e *entry) {
-	_ = c.deviceDeregister(e) // counted and told
-	c.table.Unwatch(&e.watch)
-	c.lock()
-	c.unreserve(e.rng())
-	c.mu.Unlock()
-	c.letGo()
-}
-
 // exhumeGraves deregisters everything that waits for it, and reports whether
 // there was anything.
 func (c *Cache) exhumeGraves() bool {
@@ -294,7 +284,7 @@ func (c *Cache) exhumeGraves() bool {
 		}
 		any = true
 		for _, e := range batch {
-			c.exhume(e)
+			_ = c.exhume(e) // counted and told
 		}
 	}
 }
@@ -321,18 +311,12 @@ func (c *Cache) registration(e *entry) device.Registration {
 	return device.Registration{Range: r, LocalKey: e.localKey, RemoteKey: e.remoteKey, Access: e.granted(), Handle: e.handle}
 }
 
-// deviceDeregister deregisters a settled entry and reports trouble.
+// deviceDeregister calls the device for a settled entry.
 func (c *Cache) deviceDeregister(e *entry) error {
 	start := c.clock()
-	err := c.dev.Deregister(c.registration(e))
-	if e.refs.Load()&refWider != 0 {
-		c.wider.Delete(e)
-	}
-	if err != nil {
+	if err := c.dev.Deregister(c.registration(e)); err != nil {
 		c.stats.deregisterErrors.Add(1)
-		err = fmt.Errorf("release %v: %w", e.rng(), err)
-		c.tell(Event{Kind: EventBackgroundError, Range: e.rng(), Err: err})
-		return err
+		return fmt.Errorf("release %v: %w", e.rng(), err)
 	}
 	c.stats.deregister.record(c.clock() - start)
 	return nil

@@ -15,19 +15,21 @@ import (
 
 // counters are the cache's counters that only grow.
 type counters struct {
-	unnoted          atomic.Uint64 // acquires that found no free hold
-	undone           atomic.Uint64 // acquires that turned out to be no hits
-	restamped        atomic.Uint64
-	misses           [missCauses]atomic.Uint64
-	invalidations    [vm.OpUnknown + 1]atomic.Uint64
-	evictions        [evictCauses]atomic.Uint64
-	perUse           [perUseCauses]atomic.Uint64
-	waits            atomic.Uint64
-	sweeps           atomic.Uint64
-	registerErrors   atomic.Uint64
-	deregisterErrors atomic.Uint64
-	register         histogram
-	deregister       histogram
+	unnoted           atomic.Uint64 // acquires that found no free hold
+	undone            atomic.Uint64 // acquires that turned out to be no hits
+	restamped         atomic.Uint64
+	misses            [missCauses]atomic.Uint64
+	invalidations     [vm.OpUnknown + 1]atomic.Uint64
+	evictions         [evictCauses]atomic.Uint64
+	perUse            [perUseCauses]atomic.Uint64
+	waits             atomic.Uint64
+	sweeps            atomic.Uint64
+	registerErrors    atomic.Uint64
+	deregisterErrors  atomic.Uint64
+	deregisterRetries atomic.Uint64
+	leaked            atomic.Uint64
+	register          histogram
+	deregister        histogram
 }
 
 // histogram counts durations by powers of two of nanoseconds.
@@ -110,6 +112,11 @@ type Stats struct {
 	// succeeded; Register.Count is the number of registrations made.
 	Register, Deregister             Latency
 	RegisterErrors, DeregisterErrors uint64
+	// DeregisterRetries counts second and later tries of a deregistration that
+	// the device refused for the moment. Leaked counts registrations that it
+	// didn't take back at all: they don't count against the limits, but their
+	// memory may be pinned until the device is closed.
+	DeregisterRetries, Leaked uint64
 
 	// Levels.
 	Regions     int    // registrations that the cache holds or is making
@@ -156,6 +163,9 @@ func (s Stats) String() string {
 		fmt.Fprintf(&b, "%s %d, mean %v, p50 < %v, p99 < %v, errors %d\n",
 			l.name, l.lat.Count, l.lat.Mean(), l.lat.Quantile(0.5), l.lat.Quantile(0.99), l.errs)
 	}
+	if s.DeregisterRetries+s.Leaked > 0 {
+		fmt.Fprintf(&b, "  deregistrations tried again %d, registrations leaked %d\n", s.DeregisterRetries, s.Leaked)
+	}
 	if s.Waits+s.Sweeps+s.EventsDropped > 0 {
 		fmt.Fprintf(&b, "waits %d, sweeps %d, events dropped %d\n", s.Waits, s.Sweeps, s.EventsDropped)
 	}
@@ -191,19 +201,21 @@ func (c *Cache) Stats() Stats {
 		return Stats{}
 	}
 	s := Stats{
-		Monitor:          c.Monitor(),
-		Device:           c.dev.Name(),
-		Restamped:        c.stats.restamped.Load(),
-		Misses:           load[MissCause](c.stats.misses[:]),
-		Invalidations:    load[vm.Op](c.stats.invalidations[:]),
-		Evictions:        load[EvictCause](c.stats.evictions[:]),
-		PerUse:           load[PerUseCause](c.stats.perUse[:]),
-		Waits:            c.stats.waits.Load(),
-		Sweeps:           c.stats.sweeps.Load(),
-		Register:         c.stats.register.latency(),
-		Deregister:       c.stats.deregister.latency(),
-		RegisterErrors:   c.stats.registerErrors.Load(),
-		DeregisterErrors: c.stats.deregisterErrors.Load(),
+		Monitor:           c.Monitor(),
+		Device:            c.dev.Name(),
+		Restamped:         c.stats.restamped.Load(),
+		Misses:            load[MissCause](c.stats.misses[:]),
+		Invalidations:     load[vm.Op](c.stats.invalidations[:]),
+		Evictions:         load[EvictCause](c.stats.evictions[:]),
+		PerUse:            load[PerUseCause](c.stats.perUse[:]),
+		Waits:             c.stats.waits.Load(),
+		Sweeps:            c.stats.sweeps.Load(),
+		Register:          c.stats.register.latency(),
+		Deregister:        c.stats.deregister.latency(),
+		RegisterErrors:    c.stats.registerErrors.Load(),
+		DeregisterErrors:  c.stats.deregisterErrors.Load(),
+		DeregisterRetries: c.stats.deregisterRetries.Load(),
+		Leaked:            c.stats.leaked.Load(),
 	}
 	c.reaper.mu.Lock()
 	s.EventsDropped = c.reaper.dropped
