@@ -28,7 +28,7 @@ type sender struct {
 func sendCommand(ctx context.Context, args []string) (err error) {
 	f := flag.NewFlagSet("rdmacopy send", flag.ContinueOnError)
 	addr := f.String("to", "localhost:7471", "`address` of the server")
-	name := f.String("device", "", "`name` of the RDMA adapter; default: the first with an active port")
+	opts := adapterFlags(f)
 	way := f.String("way", wayCache, "how memory is registered: cache, register, bounce, or all for a comparison")
 	size := f.Int("block", 64<<10, "`bytes` of a transfer")
 	renew := f.Int("renew", 32, "a buffer is freed and allocated again after this many `uses`; 0: never")
@@ -47,7 +47,7 @@ func sendCommand(ctx context.Context, args []string) (err error) {
 	if *size < 1 || *size > maxBlock || *renew < 0 {
 		return fmt.Errorf("block of %d bytes (at most %d), renew after %d", *size, maxBlock, *renew)
 	}
-	a, err := openAdapter(*name)
+	a, err := openAdapter(opts)
 	if err != nil {
 		return err
 	}

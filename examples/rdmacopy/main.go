@@ -54,7 +54,7 @@ func run(ctx context.Context, args []string) error {
 	case "send":
 		return sendCommand(ctx, args[1:])
 	case "devices":
-		return devicesCommand(os.Stdout)
+		return devicesCommand(os.Stdout, args[1:])
 	default:
 		fmt.Fprint(os.Stderr, usage)
 		return errUsage
@@ -78,8 +78,8 @@ type adapter struct {
 	cache *pindown.Cache
 }
 
-func openAdapter(name string) (*adapter, error) {
-	dev, err := verbs.Open(&verbs.Options{Name: name})
+func openAdapter(o *verbs.Options) (*adapter, error) {
+	dev, err := verbs.Open(o)
 	if err != nil {
 		return nil, err
 	}
@@ -96,13 +96,26 @@ func openAdapter(name string) (*adapter, error) {
 
 func (a *adapter) Close() error { return errors.Join(a.cache.Close(), a.dev.Close()) }
 
-func devicesCommand(w io.Writer) error {
-	names, err := verbs.Names("")
+// adapterFlags adds the flags that choose an adapter.
+func adapterFlags(f *flag.FlagSet) *verbs.Options {
+	o := &verbs.Options{}
+	f.StringVar(&o.Name, "device", "", "`name` of the RDMA adapter; default: the first with an active port")
+	f.StringVar(&o.Library, "library", verbs.DefaultLibrary, "`path` of libibverbs")
+	return o
+}
+
+func devicesCommand(w io.Writer, args []string) error {
+	f := flag.NewFlagSet("rdmacopy devices", flag.ContinueOnError)
+	library := f.String("library", verbs.DefaultLibrary, "`path` of libibverbs")
+	if err := parse(f, args, 0); err != nil {
+		return err
+	}
+	names, err := verbs.Names(*library)
 	if err != nil {
 		return err
 	}
 	for _, name := range names {
-		dev, err := verbs.Open(&verbs.Options{Name: name})
+		dev, err := verbs.Open(&verbs.Options{Name: name, Library: *library})
 		if err != nil {
 			fmt.Fprintf(w, "%s: %v\n", name, err)
 			continue

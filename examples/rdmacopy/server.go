@@ -22,7 +22,7 @@ type server struct {
 func serveCommand(ctx context.Context, args []string) (err error) {
 	f := flag.NewFlagSet("rdmacopy serve", flag.ContinueOnError)
 	addr := f.String("listen", "localhost:7471", "`address` to listen at; whoever can reach it can write files")
-	name := f.String("device", "", "`name` of the RDMA adapter; default: the first with an active port")
+	opts := adapterFlags(f)
 	dir := f.String("dir", ".", "`directory` that files are written to")
 	count := f.Int("count", 0, "end after this many `files`; 0: never")
 	if err := parse(f, args, 0); err != nil {
@@ -33,7 +33,7 @@ func serveCommand(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	a, err := openAdapter(*name)
+	a, err := openAdapter(opts)
 	if err != nil {
 		return err
 	}
