@@ -85,7 +85,12 @@ func (o *ordered[V]) block() *block[V] {
 // put sets the value of key.
 func (o *ordered[V]) put(key uint64, v V) {
 	if len(o.blocks) == 0 {
-		o.first, o.blocks = append(o.first, key), append(o.blocks, o.block())
+		// Many maps stay small.
+		b := new(block[V])
+		if len(o.spare) > 0 {
+			b = o.block()
+		}
+		o.first, o.blocks = append(o.first, key), append(o.blocks, b)
 	}
 	b := max(0, search(o.first, key)-1)
 	x := o.blocks[b]

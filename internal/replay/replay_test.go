@@ -294,6 +294,37 @@ func TestProcessesAreApart(t *testing.T) {
 	}
 }
 
+// TestManyProcesses: those that have ended take no room, nor do their
+// registrations.
+func TestManyProcesses(t *testing.T) {
+	var b bytes.Buffer
+	w, err := trace.NewWriter(&b, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 200_000
+	for i := range n {
+		pid, at := uint32(i+1), time.Duration(i)*time.Microsecond
+		for _, e := range []trace.Event{
+			{Kind: trace.KindRegister, Via: trace.ViaIOUring, PID: pid, Start: at, Range: pages(0, 1)},
+			{Kind: trace.KindOp, Op: trace.OpMunmap, PID: pid, Start: at + 1, Range: pages(0, 1)},
+			{Kind: trace.KindOp, Op: trace.OpExit, PID: pid, Start: at + 2},
+		} {
+			if err := w.Event(&e); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	res := run(t, b.Bytes(), nil)
+	p := policy(t, res, replay.Drop)
+	if res.Counts.Processes != n || res.Counts.Monitored != n || p.Register.Count != n || p.Closed.Count != n || p.PeakRegions != 1 || p.InvalidatedInUse != n {
+		t.Errorf("%+v\n%+v", res.Counts, figuresOf(p))
+	}
+}
+
 // TestOrder: recorders may write an event when the call returns.
 func TestOrder(t *testing.T) {
 	events := byHand()

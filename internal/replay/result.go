@@ -251,9 +251,7 @@ func newResultCurve(c *curve, page uint64) Curve {
 			last = size
 		}
 	}
-	for _, s := range c.processes {
-		out.Truncated = out.Truncated || s != nil && s.forgot
-	}
+	out.Truncated = c.forgot
 	return out
 }
 

@@ -74,6 +74,9 @@ func newSim(p Policy, opts *Options, pageSize float64) *sim {
 	return s
 }
 
+// known reports whether the process has ever made a request.
+func (s *sim) known(i uint32) bool { return int(i) < len(s.spaces) && s.spaces[i] != nil }
+
 func (s *sim) space(i uint32) *cacheSpace {
 	for int(i) >= len(s.spaces) {
 		s.spaces = append(s.spaces, nil)
@@ -116,11 +119,13 @@ func (s *sim) run(batch []action) {
 		case actRelease:
 			s.release(a)
 		case actInvalidate:
-			if s.policy != PerUse {
+			if s.policy != PerUse && s.known(a.space) {
 				s.invalidate(a)
 			}
 		case actReset:
-			s.reset(a)
+			if s.known(a.space) {
+				s.reset(a)
+			}
 		}
 	}
 }
@@ -360,6 +365,9 @@ func (s *sim) reset(a *action) {
 		r.unlink()
 		r.dead, r.holds = true, 0
 		s.deregister(c, r, &s.closed)
+	}
+	if a.last {
+		s.spaces[a.space] = nil
 	}
 	s.level(a.at)
 }

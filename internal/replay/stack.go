@@ -43,6 +43,9 @@ type slot struct {
 	inHeap bool // in stack.holes
 }
 
+// minSlots is the least number of slots that there is room for.
+const minSlots = 16
+
 // infinite is the distance of a request that no cache hits.
 const infinite = math.MaxInt64
 
@@ -88,7 +91,7 @@ func (s *stack) popHole() {
 
 func newStack(limit int) *stack {
 	return &stack{
-		limit: limit, weight: make([]int64, 1+256),
+		limit: limit, weight: make([]int64, 1+minSlots),
 	}
 }
 
@@ -350,7 +353,7 @@ func (s *stack) compact() {
 	clear(s.slots[n:])
 	s.slots = s.slots[:n]
 	slices.Reverse(s.holes)
-	size := 1 + max(256, 1<<bits.Len(uint(2*n)))
+	size := 1 + max(minSlots, 1<<bits.Len(uint(2*n)))
 	if size != len(s.weight) {
 		s.weight = make([]int64, size)
 	} else {
@@ -380,6 +383,7 @@ type curve struct {
 	far       map[int64]*point
 	infinite  point
 	processes []*stack
+	forgot    bool
 }
 
 // point counts requests and the pages that they were for.
@@ -408,12 +412,16 @@ func (c *curve) run(batch []action) {
 		}
 		s := c.processes[a.space]
 		if s == nil {
+			if a.kind != actAcquire {
+				continue
+			}
 			s = newStack(maxPieces)
 			c.processes[a.space] = s
 		}
 		switch a.kind {
 		case actAcquire:
 			c.count(s.use(a.start, a.end), a.end-a.start)
+			c.forgot = c.forgot || s.forgot
 		case actInvalidate:
 			s.invalidate(a.start, a.end)
 		default: // actReset

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -17,9 +18,9 @@ type actionKind uint8
 
 // Kinds of action, in the order in which they happen at one time.
 const (
-	actRelease    actionKind = iota + 1
-	actInvalidate            // the pages of a range are others now
-	actReset                 // the whole address space is gone
+	actReset      actionKind = iota + 1 // the whole address space is gone
+	actRelease
+	actInvalidate // the pages of a range are others now
 	actAcquire
 )
 
@@ -31,11 +32,12 @@ type action struct {
 	space      uint32 // the process
 	kind       actionKind
 	write      bool
+	last       bool // of actReset: the process has ended
 }
 
 const (
 	window      = 1 << 15 // actions kept for putting them in order
-	maxSpaces   = 1 << 18
+	maxSpaces   = 1 << 17 // processes at a time
 	maxInFlight = 1 << 22 // requests
 )
 
@@ -47,7 +49,8 @@ type timeline struct {
 	pending []action
 	spaces  map[uint32]uint32
 	each    []perSpace
-	live    map[handle]uint32 // registrations that the program holds
+	unused  []uint32                     // spaces of processes that have ended
+	live    map[uint32]map[handle]uint32 // registrations that a process holds
 	free    []uint32
 	slots   uint32
 	now     int64
@@ -59,9 +62,8 @@ type timeline struct {
 // perSpace is what is counted for a process.
 type perSpace struct{ changing, requests uint64 }
 
-// handle names a registration of the program.
+// handle names a registration of a process.
 type handle struct {
-	pid           uint32
 	via           trace.Via
 	owner, handle uint64
 }
@@ -103,7 +105,7 @@ type Counts struct {
 func newTimeline(opts *Options, out func([]action)) *timeline {
 	return &timeline{
 		opts: opts, shift: 12, out: out,
-		spaces: make(map[uint32]uint32), live: make(map[handle]uint32),
+		spaces: make(map[uint32]uint32), live: make(map[uint32]map[handle]uint32),
 	}
 }
 
@@ -148,11 +150,8 @@ func (t *timeline) run(r *trace.Reader, canceled func() error) error {
 		}
 	}
 	t.flush(len(t.pending))
-	t.counts.Processes = len(t.spaces)
-	for _, x := range t.each {
-		if x.requests > 0 {
-			t.counts.Monitored += x.changing
-		}
+	for space := range t.each {
+		t.count(uint32(space))
 	}
 	t.counts.Seconds = time.Duration(t.now).Seconds()
 	t.counts.Operations = make(map[string]uint64)
@@ -186,8 +185,13 @@ func (t *timeline) flush(n int) {
 			a.at = t.now
 		}
 		t.now = a.at
-		if a.kind == actRelease {
+		switch {
+		case a.kind == actRelease:
 			t.free = append(t.free, a.slot)
+		case a.kind == actReset && a.last:
+			t.count(a.space)
+			t.each[a.space] = perSpace{}
+			t.unused = append(t.unused, a.space)
 		}
 	}
 	if n > 0 {
@@ -196,16 +200,28 @@ func (t *timeline) flush(n int) {
 	t.pending = t.pending[:copy(t.pending, t.pending[n:])]
 }
 
+// count adds up what is counted for a process.
+func (t *timeline) count(space uint32) {
+	if x := &t.each[space]; x.requests > 0 {
+		t.counts.Monitored += x.changing
+	}
+}
+
 func (t *timeline) space(pid uint32) (uint32, error) {
-	s, ok := t.spaces[pid]
-	if !ok {
-		if len(t.spaces) == maxSpaces {
-			return 0, fmt.Errorf("%w: more than %d processes", ErrLimit, maxSpaces)
-		}
-		s = uint32(len(t.spaces))
-		t.spaces[pid] = s
+	if s, ok := t.spaces[pid]; ok {
+		return s, nil
+	}
+	s := uint32(len(t.each))
+	switch n := len(t.unused); {
+	case n > 0:
+		s, t.unused = t.unused[n-1], t.unused[:n-1]
+	case len(t.each) == maxSpaces:
+		return 0, fmt.Errorf("%w: more than %d processes at once", ErrLimit, maxSpaces)
+	default:
 		t.each = append(t.each, perSpace{})
 	}
+	t.counts.Processes++
+	t.spaces[pid] = s
 	return s, nil
 }
 
@@ -262,8 +278,13 @@ func (t *timeline) event(e *trace.Event) error {
 			t.counts.Skipped++
 			return nil
 		}
-		h := handle{e.PID, e.Via, e.Owner, e.Handle}
-		if old, ok := t.live[h]; ok {
+		h := handle{e.Via, e.Owner, e.Handle}
+		live := t.live[space]
+		if live == nil {
+			live = make(map[handle]uint32)
+			t.live[space] = live
+		}
+		if old, ok := live[h]; ok {
 			t.pending = append(t.pending, action{at: begin, kind: actRelease, slot: old, space: space})
 		}
 		t.counts.Registrations++
@@ -273,13 +294,13 @@ func (t *timeline) event(e *trace.Event) error {
 		if err != nil {
 			return err
 		}
-		t.live[h] = slot
+		live[h] = slot
 		s, n := t.pages(e.Range)
 		t.pending = append(t.pending, action{at: begin, kind: actAcquire, start: s, end: n, slot: slot, space: space, write: true})
 	case trace.KindDeregister:
-		h := handle{e.PID, e.Via, e.Owner, e.Handle}
-		if slot, ok := t.live[h]; ok && !e.Failed() {
-			delete(t.live, h)
+		h := handle{e.Via, e.Owner, e.Handle}
+		if slot, ok := t.live[space][h]; ok && !e.Failed() {
+			delete(t.live[space], h)
 			t.pending = append(t.pending, action{at: begin, kind: actRelease, slot: slot, space: space})
 		}
 	default:
@@ -293,7 +314,15 @@ func (t *timeline) operation(e *trace.Event, space uint32, at int64) {
 		return
 	}
 	if e.Op == trace.OpExec || e.Op == trace.OpExit {
-		t.pending = append(t.pending, action{at: at, kind: actReset, space: space})
+		t.pending = append(t.pending, action{at: at, kind: actReset, space: space, last: e.Op == trace.OpExit})
+		// What it held is gone; this frees the requests.
+		for _, slot := range slices.Sorted(maps.Values(t.live[space])) {
+			t.pending = append(t.pending, action{at: at, kind: actRelease, slot: slot, space: space})
+		}
+		delete(t.live, space)
+		if e.Op == trace.OpExit {
+			delete(t.spaces, e.PID)
+		}
 		return
 	}
 	t.counts.Changing++
