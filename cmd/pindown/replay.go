@@ -57,7 +57,8 @@ Policies:
 
 Columns: time in registering, updating, deregistering, in VM operations for the
 monitor, in hits, and waiting for a registration on its way; the total, which the
-program pays; and what is deregistered beside it.
+program pays; what is deregistered beside it; and what is still registered when
+processes end.
 
 The hit rate for every size of a cache is computed in one pass. Recommended limits
 are the size that has 99 % of the hits that any has, and the most regions at once.

@@ -40,11 +40,11 @@ func (r *Result) modelSection(i int) report.Section {
 	m := &r.Models[i]
 	bars := &report.Bars{
 		Title:   "Time that the program pays, by policy: " + m.Name,
-		Note:    "What a goroutine deregisters beside the program is not in the bars.",
+		Note:    "Not in the bars: what a goroutine deregisters beside the program, and what is still registered when processes end.",
 		Value:   report.Axis{Unit: report.Seconds},
 		Stacked: true, Horizontal: true,
 	}
-	t := &report.Table{Head: []string{"policy", "register", "update", "deregister", "invalidate", "hit", "wait", "total", "beside"}}
+	t := &report.Table{Head: []string{"policy", "register", "update", "deregister", "invalidate", "hit", "wait", "total", "beside", "at exit"}}
 	for _, part := range r.Policies[0].Times[i].parts() {
 		bars.Series = append(bars.Series, report.BarSeries{Name: part.name})
 	}
@@ -55,7 +55,7 @@ func (r *Result) modelSection(i int) report.Section {
 			bars.Series[k].Values = append(bars.Series[k].Values, part.v)
 			row = append(row, secondsText(part.v))
 		}
-		t.Rows = append(t.Rows, append(row, secondsText(p.Times[i].Total), secondsText(p.Times[i].Beside)))
+		t.Rows = append(t.Rows, append(row, secondsText(p.Times[i].Total), secondsText(p.Times[i].Beside), secondsText(p.Times[i].AtExit)))
 	}
 	return report.Section{Title: "Under the costs of " + m.Name, Elements: []report.Element{bars, t}}
 }

@@ -100,10 +100,12 @@ type Time struct {
 	Invalidate float64 `json:"invalidate"`
 	Hit        float64 `json:"hit"`
 	Wait       float64 `json:"wait"`
-	// Total is the sum of these: what the program pays. Beside is what a
-	// goroutine deregisters meanwhile, and not in the total.
+	// Total is the sum of these: what the program pays while it runs. Not in it
+	// are Beside, what a goroutine deregisters meanwhile, and AtExit, what is
+	// still registered when processes end, or the trace.
 	Total  float64 `json:"total"`
 	Beside float64 `json:"beside"`
+	AtExit float64 `json:"at_exit"`
 }
 
 // Curve is the hit rate by size of the cache.
@@ -216,6 +218,7 @@ func (s *sim) result(p Policy, line *timeline, page uint64) PolicyResult {
 			Update:     m.Update.of(s.update.n, units(s.update)),
 			Deregister: m.Deregister.of(s.dereg.n, units(s.dereg)),
 			Wait:       s.wait[i],
+			AtExit:     m.Deregister.of(s.closed.n+uint64(s.regions), float64(float64(s.closed.pages+s.pinned)*s.pageUnits)),
 		}
 		reclaim := m.Deregister.of(s.reclaim.n, units(s.reclaim))
 		switch p {
@@ -443,11 +446,11 @@ func (r *Result) WriteText(w io.Writer) error {
 			bytesText(p.PeakBytes), bytesText(p.MeanBytes), bytesText(p.PeakStaleBytes))
 	}
 	for i, m := range r.Models {
-		fmt.Fprintf(tw, "\n%s\tREGISTER\tUPDATE\tDEREGISTER\tINVALIDATE\tHIT\tWAIT\tTOTAL\tBESIDE\n", strings.ToUpper(printable(m.Name)))
+		fmt.Fprintf(tw, "\n%s\tREGISTER\tUPDATE\tDEREGISTER\tINVALIDATE\tHIT\tWAIT\tTOTAL\tBESIDE\tAT EXIT\n", strings.ToUpper(printable(m.Name)))
 		for _, p := range r.Policies {
 			t := &p.Times[i]
-			fmt.Fprintf(tw, "%v\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", p.Policy, secondsText(t.Register), secondsText(t.Update), secondsText(t.Deregister),
-				secondsText(t.Invalidate), secondsText(t.Hit), secondsText(t.Wait), secondsText(t.Total), secondsText(t.Beside))
+			fmt.Fprintf(tw, "%v\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", p.Policy, secondsText(t.Register), secondsText(t.Update), secondsText(t.Deregister),
+				secondsText(t.Invalidate), secondsText(t.Hit), secondsText(t.Wait), secondsText(t.Total), secondsText(t.Beside), secondsText(t.AtExit))
 		}
 	}
 	if r.Policies[0].Adapter != nil {
