@@ -18,7 +18,7 @@ type actionKind uint8
 
 // Kinds of action, in the order in which they happen at one time.
 const (
-	actReset      actionKind = iota + 1 // the whole address space is gone
+	actReset actionKind = iota + 1 // the whole address space is gone
 	actRelease
 	actInvalidate // the pages of a range are others now
 	actAcquire
