@@ -91,7 +91,8 @@ type Cache struct {
 	scratch    []uint64 // for holders
 	spare      *flight  // for the next miss
 
-	reaper reaper
+	pressure pressure // nil without; immutable after New
+	reaper   reaper
 }
 
 // regionSet is the live entries that may serve the same requests: those of one
@@ -177,6 +178,7 @@ func New(dev device.Device, o *Options) (*Cache, error) {
 	if c.hitCheck != nil {
 		c.word = new(atomic.Uint64)
 	}
+	c.startPressure()
 	c.startReaper()
 	// Methods of a closed cache still ask the guard.
 	runtime.AddCleanup(c, func(g *forkguard.Guard) { _ = g.Close() }, guard)
@@ -469,6 +471,7 @@ func (c *Cache) close() {
 		return
 	}
 	c.stopReaper()
+	c.stopPressure()
 	c.lastLook()
 	c.exhumeGraves()
 	c.mu.Lock()

@@ -61,12 +61,13 @@ func _() {
 	_ = x[EvictDevice-3]
 	_ = x[EvictMerge-4]
 	_ = x[EvictClose-5]
-	_ = x[evictCauses-6]
+	_ = x[EvictPressure-6]
+	_ = x[evictCauses-7]
 }
 
-const _EvictCause_name = "invalidregions-limitbytes-limitdevice-limitmergecloseevictCauses"
+const _EvictCause_name = "invalidregions-limitbytes-limitdevice-limitmergeclosememory-pressureevictCauses"
 
-var _EvictCause_index = [...]uint8{0, 7, 20, 31, 43, 48, 53, 64}
+var _EvictCause_index = [...]uint8{0, 7, 20, 31, 43, 48, 53, 68, 79}
 
 func (i EvictCause) String() string {
 	idx := int(i) - 0

@@ -83,12 +83,13 @@ type EvictCause uint8
 
 // Causes of an eviction.
 const (
-	EvictInvalid EvictCause = iota // invalid
-	EvictRegions                   // regions-limit
-	EvictBytes                     // bytes-limit
-	EvictDevice                    // device-limit
-	EvictMerge                     // merge
-	EvictClose                     // close
+	EvictInvalid  EvictCause = iota // invalid
+	EvictRegions                    // regions-limit
+	EvictBytes                      // bytes-limit
+	EvictDevice                     // device-limit
+	EvictMerge                      // merge
+	EvictClose                      // close
+	EvictPressure                   // memory-pressure
 	evictCauses
 )
 

@@ -68,6 +68,16 @@ type Options struct {
 	// the last word. Default: 250 ms; negative: no second try.
 	RegisterTimeout time.Duration
 
+	// Pressure makes the cache give up a quarter of its regions, idle ones that
+	// haven't been used for long, each time that the kernel reports memory
+	// pressure: that in 15 % of two seconds some task of this process's control
+	// group (version 2; else of the system) waited for memory. What is pinned
+	// can't be reclaimed otherwise. It takes a thread that sleeps. The kernel must
+	// have CONFIG_PSI and be Linux 6.4, or 5.2 with CAP_SYS_RESOURCE; where it
+	// can't report, New logs a warning and the cache does without.
+	Pressure     bool
+	openPressure func() (pressure, error) // nil but in tests
+
 	// OnEvent, if not nil, is told what happens to regions. It runs on the
 	// cache's own goroutine, one event at a time, never on the path of a VM
 	// operation and with no lock held: it may call the cache, except Close and

@@ -89,6 +89,7 @@ func (c *Cache) reap(news <-chan vm.Event) {
 	look.Stop()
 	retry := time.NewTimer(reaperPause)
 	retry.Stop()
+	fired := c.fired()
 	var lost uint64
 	for again := reaperPause; ; {
 		if plainStores && c.waiting() {
@@ -110,6 +111,12 @@ func (c *Cache) reap(news <-chan vm.Event) {
 			return
 		case <-r.wakeup:
 		case <-retry.C:
+		case _, ok := <-fired:
+			if ok {
+				c.underPressure()
+			} else {
+				fired = nil
+			}
 		case <-look.C:
 			c.lookAgain()
 		case ev, ok := <-news:

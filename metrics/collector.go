@@ -114,7 +114,7 @@ var families = []family{
 		[]vm.Op{vm.OpMunmap, vm.OpMmapFixed, vm.OpMremap, vm.OpDontneed, vm.OpManual, vm.OpUnknown},
 		func(s *pindown.Stats) map[vm.Op]uint64 { return s.Invalidations }),
 	causes("evictions_total", "Valid regions that were given up, by cause.",
-		[]pindown.EvictCause{pindown.EvictRegions, pindown.EvictBytes, pindown.EvictDevice, pindown.EvictMerge, pindown.EvictClose},
+		[]pindown.EvictCause{pindown.EvictRegions, pindown.EvictBytes, pindown.EvictDevice, pindown.EvictMerge, pindown.EvictClose, pindown.EvictPressure},
 		func(s *pindown.Stats) map[pindown.EvictCause]uint64 { return s.Evictions }),
 	causes("per_use_total", "Acquires registered beside the cache, by cause.",
 		[]pindown.PerUseCause{pindown.PerUseNoMonitor, pindown.PerUseUncovered, pindown.PerUsePending, pindown.PerUseBudget, pindown.PerUseLost},
