@@ -19,10 +19,10 @@ import (
 	"github.com/pindown/pindown/internal/profile"
 )
 
-// exitStatus is the exit code of a program that was run: not an error of ours.
-type exitStatus int
+// exitError is the exit code of a program that was run: not an error of ours.
+type exitError int
 
-func (e exitStatus) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+func (e exitError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
 // Exit codes for a program that couldn't be run, as of a shell.
 const (
@@ -175,13 +175,13 @@ func (o *profileOptions) run(cmd *cobra.Command, args []string) (err error) {
 	res, err := profile.Run(ctx, &opts)
 	bar.line("")
 	if err != nil {
-		return startError(err)
+		return shellCode(err)
 	}
 	if err := o.write(cmd, res, &files); err != nil {
 		return err
 	}
 	if o.pid == 0 && res.ExitCode != 0 {
-		return exitStatus(res.ExitCode)
+		return exitError(res.ExitCode)
 	}
 	return nil
 }
@@ -231,8 +231,8 @@ func passed(stdin io.Reader) (signals <-chan os.Signal, stop func()) {
 	}
 }
 
-// startError gives the errors of starting a program the exit codes of a shell.
-func startError(err error) error {
+// shellCode gives the errors of starting a program the exit codes of a shell.
+func shellCode(err error) error {
 	if !errors.Is(err, profile.ErrStart) {
 		return err
 	}
@@ -240,17 +240,17 @@ func startError(err error) error {
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
 		code = exitNotFound
 	}
-	return startFailure{err, code}
+	return startError{err, code}
 }
 
-// startFailure is a program that couldn't be run.
-type startFailure struct {
+// startError is a program that couldn't be run.
+type startError struct {
 	error
 
 	code int
 }
 
-func (s startFailure) Unwrap() error { return s.error }
+func (s startError) Unwrap() error { return s.error }
 
 func progressText(p *profile.Progress) string {
 	s := fmt.Sprintf("profile: %.0f s, %d operations", p.Elapsed.Seconds(), p.Operations)

@@ -74,8 +74,8 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 // exitCode maps what the command returned.
 func exitCode(err error) int {
 	_, usage := errors.AsType[usageError](err)
-	program, ran := errors.AsType[exitStatus](err)
-	start, failed := errors.AsType[startFailure](err)
+	program, ran := errors.AsType[exitError](err)
+	start, failed := errors.AsType[startError](err)
 	switch {
 	case err == nil:
 		return exitOK
@@ -94,7 +94,7 @@ func exitCode(err error) int {
 
 // message is what the user reads about an error; nothing if the program that was run has said it all.
 func message(ctx context.Context, err error) string {
-	if program, ran := errors.AsType[exitStatus](err); err == nil || ran && err.Error() == program.Error() {
+	if program, ran := errors.AsType[exitError](err); err == nil || ran && err.Error() == program.Error() {
 		return ""
 	}
 	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {

@@ -41,7 +41,6 @@ type site struct {
 	pid    uint32
 	seen   time.Duration
 	frames []Frame // when it was asked for
-	traced bool
 }
 
 type siteOp struct {

@@ -156,6 +156,7 @@ func move() error {
 // TestFollow: a process that runs is followed with the threads that it has and
 // that it makes, until it ends.
 func TestFollow(t *testing.T) {
+	skipShort(t)
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), programEnv+"=threads")
 	in, err := cmd.StdinPipe()
@@ -221,6 +222,7 @@ func TestNoSuchProcess(t *testing.T) {
 // TestDevices: a program in Go that uses this module's devices. It runs in the
 // virtual machine of test/vm too, which has an adapter.
 func TestDevices(t *testing.T) {
+	skipShort(t)
 	for _, tt := range []struct {
 		name, via string
 		used      bool

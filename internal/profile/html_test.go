@@ -11,6 +11,7 @@ import (
 
 // TestHTML: the page of a real profile is drawn by a browser.
 func TestHTML(t *testing.T) {
+	skipShort(t)
 	res := profileIt(t, &Options{Command: []string{compile(t, "ring"), "stale"}})
 	page := writeHTML(t, res)
 	reporttest.WellFormed(t, page)

@@ -309,7 +309,7 @@ func (r *run) follow(ctx context.Context) error {
 func waitFor(ctx context.Context, pid int) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
-		return nil //nolint:nilerr // It has ended.
+		return nil // It has ended.
 	}
 	defer func() { _ = unix.Close(fd) }()
 	for ctx.Err() == nil {

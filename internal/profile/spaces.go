@@ -140,10 +140,9 @@ func (s *spaces) insert(pid uint32, sp *space) {
 
 // at returns the space of a process at a time; nil if nothing is known.
 func (s *spaces) at(pid uint32, t time.Duration) *space {
-	list := s.by[pid]
-	for i := len(list) - 1; i >= 0; i-- {
-		if list[i].from <= t || i == 0 {
-			return list[i]
+	for i, sp := range slices.Backward(s.by[pid]) {
+		if sp.from <= t || i == 0 {
+			return sp
 		}
 	}
 	return nil
@@ -152,9 +151,9 @@ func (s *spaces) at(pid uint32, t time.Duration) *space {
 // find returns the mapping with an address at a time.
 func (sp *space) find(addr uint64, t time.Duration) *mapping {
 	for ; sp != nil; sp, t = sp.parent, min(t, sp.from) {
-		for i := len(sp.maps) - 1; i >= 0; i-- {
-			if m := &sp.maps[i]; m.since <= t && addr >= m.start && addr < m.end {
-				return m
+		for i, m := range slices.Backward(sp.maps) {
+			if m.since <= t && addr >= m.start && addr < m.end {
+				return &sp.maps[i]
 			}
 		}
 	}
