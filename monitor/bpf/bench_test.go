@@ -36,8 +36,8 @@ type state struct {
 // time of the operation in ns, and the medians over the rounds of what it takes
 // longer than in the first state, in ns and as a share. Medians of differences
 // within a round, since the machine's speed changes from second to second.
-func alternate(b testing.TB, more func() bool, block int, states []state) (ns, extra, share []float64) {
-	b.Helper()
+func alternate(tb testing.TB, more func() bool, block int, states []state) (ns, extra, share []float64) {
+	tb.Helper()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	try := func(f func() error) {
@@ -45,7 +45,7 @@ func alternate(b testing.TB, more func() bool, block int, states []state) (ns, e
 			return
 		}
 		if err := f(); err != nil {
-			b.Fatal(err)
+			tb.Fatal(err)
 		}
 	}
 	times, extras, shares := make([][]float64, len(states)), make([][]float64, len(states)), make([][]float64, len(states))
@@ -55,11 +55,11 @@ func alternate(b testing.TB, more func() bool, block int, states []state) (ns, e
 			for range max(block/10, 1) {
 				s.op()
 			}
-			start := threadTime(b)
+			start := threadTime(tb)
 			for range block {
 				s.op()
 			}
-			t := float64(threadTime(b)-start) / float64(block)
+			t := float64(threadTime(tb)-start) / float64(block)
 			try(s.leave)
 			times[i] = append(times[i], t)
 			bare := times[0][len(times[0])-1]
@@ -75,10 +75,10 @@ func alternate(b testing.TB, more func() bool, block int, states []state) (ns, e
 }
 
 // threadTime returns the thread's processor time in ns.
-func threadTime(b testing.TB) int64 {
+func threadTime(tb testing.TB) int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
-		b.Fatal(err)
+		tb.Fatal(err)
 	}
 	return ts.Nano()
 }
@@ -89,12 +89,12 @@ func median(x []float64) float64 {
 }
 
 // mapBench maps the range that is measured, aligned as a large arena is.
-func mapBench(b testing.TB) vm.Range {
-	b.Helper()
-	r := mapPages(b, benchRange+benchAlign).RoundOut(benchAlign)
+func mapBench(tb testing.TB) vm.Range {
+	tb.Helper()
+	r := mapPages(tb, benchRange+benchAlign).RoundOut(benchAlign)
 	r.End = r.Start + benchRange
 	if r.Start+benchAlign > r.End {
-		b.Fatalf("range %v", r)
+		tb.Fatalf("range %v", r)
 	}
 	return vm.Range{Start: r.Start + benchAlign, End: r.End}
 }
@@ -108,10 +108,10 @@ type benchOp struct {
 
 // benchOps are the operations that are measured. r is benchRange bytes without
 // pages.
-func benchOps(b testing.TB, r vm.Range) []benchOp {
+func benchOps(tb testing.TB, r vm.Range) []benchOp {
 	try := func(err error) {
 		if err != nil {
-			b.Fatal(err)
+			tb.Fatal(err)
 		}
 	}
 	page := vm.Range{Start: r.Start, End: r.Start + 4096}
@@ -378,28 +378,28 @@ type floor struct {
 	links    []link.Link
 }
 
-func newFloor(b testing.TB, m *Monitor) *floor {
-	b.Helper()
+func newFloor(tb testing.TB, m *Monitor) *floor {
+	tb.Helper()
 	f := new(floor)
 	for name := range m.coll.Programs {
 		spec := &ebpf.ProgramSpec{
 			Type: ebpf.Tracing, License: "GPL",
 			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
 		}
-		spec.AttachType, spec.AttachTo = m.hookOf(b, name)
+		spec.AttachType, spec.AttachTo = m.hookOf(tb, name)
 		p, err := ebpf.NewProgram(spec)
 		if err != nil {
-			b.Fatal(err)
+			tb.Fatal(err)
 		}
-		b.Cleanup(func() { _ = p.Close() })
+		tb.Cleanup(func() { _ = p.Close() })
 		f.programs = append(f.programs, p)
 	}
 	return f
 }
 
 // hookOf returns where the program of that name is attached.
-func (m *Monitor) hookOf(b testing.TB, name string) (ebpf.AttachType, string) {
-	b.Helper()
+func (m *Monitor) hookOf(tb testing.TB, name string) (ebpf.AttachType, string) {
+	tb.Helper()
 	if m.mode == ModeSyscalls {
 		return ebpf.AttachTraceRawTp, map[string]string{
 			"on_rss_stat": "rss_stat", "on_lock": "mmap_lock_acquire_returned", "on_unlock": "mmap_lock_released",
@@ -407,18 +407,18 @@ func (m *Monitor) hookOf(b testing.TB, name string) (ebpf.AttachType, string) {
 	}
 	kernel, err := btf.LoadKernelSpec()
 	if err != nil {
-		b.Fatal(err)
+		tb.Fatal(err)
 	}
 	found, err := targets(kernel)
 	if err != nil {
-		b.Fatal(err)
+		tb.Fatal(err)
 	}
 	var i int
 	if _, err := fmt.Sscanf(name, "on_enter%d", &i); err == nil {
 		return ebpf.AttachTraceFEntry, found[i].name
 	}
 	if _, err := fmt.Sscanf(name, "on_exit%d", &i); err != nil {
-		b.Fatalf("program %s: %v", name, err)
+		tb.Fatalf("program %s: %v", name, err)
 	}
 	return ebpf.AttachTraceFExit, found[i].name
 }

@@ -24,11 +24,11 @@ type touchTable struct {
 	coll *ebpf.Collection
 }
 
-func newTouchTable(t testing.TB, bits int) *touchTable {
-	t.Helper()
+func newTouchTable(tb testing.TB, bits int) *touchTable {
+	tb.Helper()
 	spec, err := loadProgram()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	keep(spec, "touch_range", "measure_touch")
 	maps.DeleteFunc(spec.Maps, func(name string, _ *ebpf.MapSpec) bool { return name != "table" && name != ".rodata" && name != ".bss" })
@@ -37,19 +37,19 @@ func newTouchTable(t testing.TB, bits int) *touchTable {
 	})
 	spec.Maps["table"].MaxEntries = uint32(epoch.Size(bits) / 256)
 	if err := spec.Variables["bucket_shift"].Set(uint32(64 - bits)); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, collectionOptions(btf.NewCache()))
 	if err := explain(err); err != nil && os.Getenv("CI") != "true" && !inVM() {
-		t.Skipf("CAP_BPF and CAP_PERFMON needed: %v", err)
+		tb.Skipf("CAP_BPF and CAP_PERFMON needed: %v", err)
 	}
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(coll.Close)
+	tb.Cleanup(coll.Close)
 	table, err := mapTable(coll.Maps["table"], bits)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return &touchTable{Table: table, coll: coll}
 }

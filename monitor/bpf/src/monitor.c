@@ -78,12 +78,34 @@ static __inline_always u64 wakeup(void)
 	return BPF_RB_FORCE_WAKEUP;
 }
 
+/* The system call isn't known yet; only news needs it. */
+#define NR_ASK (-2)
+
+static __inline_always void ask(struct news *n)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct pt_regs *regs;
+
+	n->nr = NR_NONE;
+	if (task->flags & (PF_KTHREAD | PF_IO_WORKER) || SYSCALL_COMPAT(task))
+		return;
+	regs = bpf_task_pt_regs(task);
+	n->nr = SYSCALL_NR(regs);
+	if (n->nr != NR_NONE)
+		n->nr &= SYSCALL_NR_MASK;
+	n->arg = n->nr == NR_madvise || n->nr == NR_shmat ? SYSCALL_ARG3(regs) : SYSCALL_ARG4(regs);
+}
+
 /* Touches [start,end) and sends the news if somebody is interested. */
 __noinline int record_range(u64 start, u64 end, s32 nr, u32 arg)
 {
 	struct news n = { start, end, nr, arg };
 
-	if (touch(start, end) && bpf_ringbuf_output(&news, &n, sizeof(n), wakeup()))
+	if (!touch(start, end))
+		return 0;
+	if (nr == NR_ASK)
+		ask(&n);
+	if (bpf_ringbuf_output(&news, &n, sizeof(n), wakeup()))
 		__sync_fetch_and_add(&news_lost, 1);
 	return 0;
 }
@@ -386,9 +408,8 @@ static __inline_always u64 argument(void *ctx, u32 n)
 
 static __noinline int on_function(void *ctx, const volatile struct hook *h, int at)
 {
-	struct op op = { .nr = NR_NONE };
+	struct op op = { .nr = NR_ASK };
 	u64 vma = argument(ctx, h->vma), control = vma, mm = 0;
-	struct task_struct *task;
 
 	if (h->flags & HOOK_CONTROL && core_exists(((struct pagetable_move_control *)0)->len_in))
 		READ_MEMBER(vma, control, struct pagetable_move_control, old);
@@ -415,15 +436,6 @@ static __noinline int on_function(void *ctx, const volatile struct hook *h, int 
 			op.start2 = argument(ctx, h->start2);
 			op.end2 = op.start2 + (op.end - op.start);
 		}
-	}
-	task = bpf_get_current_task_btf();
-	if (!(task->flags & (PF_KTHREAD | PF_IO_WORKER)) && !SYSCALL_COMPAT(task)) {
-		struct pt_regs *regs = bpf_task_pt_regs(task);
-
-		op.nr = SYSCALL_NR(regs);
-		if (op.nr != NR_NONE)
-			op.nr &= SYSCALL_NR_MASK;
-		op.arg = op.nr == NR_madvise || op.nr == NR_shmat ? SYSCALL_ARG3(regs) : SYSCALL_ARG4(regs);
 	}
 	record(&op, at);
 	return 0;
