@@ -15,6 +15,10 @@ APT_GENERATE := clang llvm
 APT_PEERS    := libucx-dev gcc libc6-dev
 APT_VERBS    := libibverbs-dev gcc libc6-dev
 APT_VM       := qemu-system-x86 busybox-static e2fsprogs
+APT_PROFILE  := strace gcc libc6-dev util-linux
+APT_REPORT   := chromium
+# Programs that `make profiles` runs if they are there.
+APT_WORKLOAD := gcc libc6-dev python3 redis-server postgresql
 
 .DEFAULT_GOAL := help
 
@@ -28,7 +32,7 @@ build: ## build the command into bin/
 
 .PHONY: deps
 deps: ## install what the tests need (apt packages; as root)
-	@scripts/deps $(APT_MODEL) $(APT_GENERATE) $(APT_PEERS) $(APT_VERBS) $(APT_VM)
+	@scripts/deps $(APT_MODEL) $(APT_GENERATE) $(APT_PEERS) $(APT_VERBS) $(APT_VM) $(APT_PROFILE) $(APT_REPORT)
 
 .PHONY: test
 test: deps nocgo race fuzz bench-smoke ## the whole test suite; ends with go test's own summary
@@ -82,6 +86,11 @@ bench-smoke: ## each benchmark once, so that none rots
 	$(GO) test -short -run '^$$' -bench . -benchtime 1x ./...
 	@if $(HAVE_PEERS); then cd bench && $(GO) vet ./... && $(GO) test -count=1 ./...; \
 	else echo "bench/ is left out: it needs $(APT_PEERS)"; test "$$CI" != true; fi
+
+.PHONY: profiles
+profiles: ## measure docs/vm-activity.md anew: real programs, profiled and replayed (as root, about ten minutes)
+	@scripts/deps $(APT_WORKLOAD)
+	$(GO) run ./internal/workloads/profiles
 
 .PHONY: lint
 lint: ## linters and formatting
