@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -36,6 +37,7 @@ type world struct {
 	raced  bool // one did since this was cleared
 	lost   bool
 	held   []holding
+	forks  int // whose child came to its end
 }
 
 type worldPage struct {
@@ -193,6 +195,53 @@ func (w *world) release() {
 	}
 }
 
+// fork has a forked child try everything, and be refused; what it does to its
+// copy is nothing to the parent, which the next steps show.
+func (w *world) fork() {
+	r := w.randomRange()
+	ctx := context.Background()
+	regions := make([]pindown.Region, 1)
+	reqs := []pindown.Request{{Range: r}}
+	refused := func(bit uintptr, err error) uintptr {
+		if errors.Is(err, pindown.ErrForked) {
+			return 0
+		}
+		return bit
+	}
+	status, ok := forked(w.t, func() (bits uintptr) {
+		if reg, ok := w.c.TryAcquireRange(r, 0); ok || reg != (pindown.Region{}) {
+			bits |= 1
+		}
+		if w.c.TryAcquireBatch(reqs, regions) {
+			bits |= 1
+		}
+		_, err := w.c.AcquireRange(ctx, r, 0)
+		bits |= refused(2, err)
+		bits |= refused(2, w.c.AcquireBatch(ctx, reqs, regions))
+		_, err = w.c.Prefetch(ctx, r, 0)
+		bits |= refused(2, err)
+		for _, h := range w.held {
+			bits |= refused(4, h.reg.Release())
+		}
+		_, err = w.c.Invalidate(r)
+		bits |= refused(8, err)
+		_, err = w.c.NewLane()
+		bits |= refused(16, err)
+		if s := w.c.Stats(); s.Device != "" || s.Hits != 0 {
+			bits |= 32
+		}
+		bits |= refused(64, w.c.Dump(io.Discard))
+		bits |= refused(128, w.c.Shutdown(ctx))
+		return bits | refused(128, w.c.Close())
+	})
+	if ok && status != 0 {
+		w.t.Fatalf("forked child: %#x (1 try, 2 acquire, 4 release, 8 invalidate, 16 lane, 32 stats, 64 dump, 128 close)", status)
+	}
+	if ok {
+		w.forks++
+	}
+}
+
 func (w *world) check() {
 	for _, h := range w.held {
 		if !w.dev.IsLive(h.reg.Registration()) {
@@ -309,6 +358,7 @@ func TestRandomHistories(t *testing.T) {
 	if testing.Short() || raceDetector {
 		seeds = 20
 	}
+	forks := 0
 	base := rand.Uint64() >> 16
 	if s, err := strconv.ParseUint(os.Getenv("PINDOWN_SEED"), 0, 64); err == nil {
 		base, seeds = s, 1
@@ -317,7 +367,7 @@ func TestRandomHistories(t *testing.T) {
 		seed := base + uint64(i)
 		ok := t.Run(fmt.Sprintf("seed=%#x", seed), func(t *testing.T) {
 			w := newWorld(t, seed)
-			defer w.end()
+			defer func() { w.end(); forks += w.forks }()
 			for range n {
 				switch k := w.rnd.IntN(100); {
 				case k < 45:
@@ -335,6 +385,10 @@ func TestRandomHistories(t *testing.T) {
 					w.faults = !w.faults
 				case k < 98:
 					w.races = !w.races
+				case k < 99 && w.rnd.IntN(8) == 0:
+					if !raceDetector { // its locks don't survive a fork
+						w.fork()
+					}
 				case k < 99:
 					w.mon.DropNews(w.rnd.IntN(2) == 0)
 				case w.rnd.IntN(200) == 0 && !w.lost:
@@ -347,5 +401,9 @@ func TestRandomHistories(t *testing.T) {
 		if !ok {
 			t.Fatalf("repeat with PINDOWN_SEED=%#x", seed)
 		}
+	}
+	t.Logf("%d forks", forks)
+	if forks == 0 && seeds > 1 && !raceDetector {
+		t.Error("no child came to its end")
 	}
 }

@@ -206,19 +206,10 @@ func TestFork(t *testing.T) {
 // false if the child didn't end by itself.
 func forkedStatus(t *testing.T, r *rig, held pindown.Region, b []byte) (status int, ok bool) {
 	t.Helper()
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	defer debug.SetGCPercent(debug.SetGCPercent(-1))
-	runtime.GC() // none is in progress now
 	ctx := context.Background()
 	other := r.mem[page : 2*page]
 	start := uintptr(unsafe.Pointer(&b[0]))
-	pid, _, e := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
-	if e != 0 {
-		t.Fatal(e)
-	}
-	if pid == 0 {
-		bits := uintptr(0)
+	return forked(t, func() (bits uintptr) {
 		if _, ok := r.TryAcquire(b, 0); ok {
 			bits |= 1
 		}
@@ -232,7 +223,25 @@ func forkedStatus(t *testing.T, r *rig, held pindown.Region, b []byte) (status i
 		if err := r.Close(); !errors.Is(err, pindown.ErrForked) {
 			bits |= 8
 		}
-		_, _, _ = syscall.RawSyscall(unix.SYS_EXIT_GROUP, bits, 0, 0)
+		return bits
+	})
+}
+
+// forked runs f in a forked child, whose status is what f returns. It reports
+// false if the child didn't end by itself: it has one thread, and a lock of the
+// runtime's that another held at the fork is held for ever.
+func forked(t *testing.T, f func() uintptr) (status int, ok bool) {
+	t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	runtime.GC() // none is in progress now
+	pid, _, e := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
+	if e != 0 {
+		t.Fatal(e)
+	}
+	if pid == 0 {
+		_, _, _ = syscall.RawSyscall(unix.SYS_EXIT_GROUP, f(), 0, 0)
 	}
 	// A timer ends a child that hangs; the wait is for the child alone.
 	kill := time.AfterFunc(2*time.Second, func() { _ = syscall.Kill(int(pid), syscall.SIGKILL) })
