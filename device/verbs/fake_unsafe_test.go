@@ -57,13 +57,19 @@ func fakeSymbol(name string) uintptr {
 	return fn
 }
 
-// fakeSet sets what the fake does, for the test's time.
-func fakeSet(t *testing.T, what, value int) {
+// needFake skips a test that is about what the fake does.
+func needFake(t *testing.T) {
 	t.Helper()
 	if realAdapter() {
 		t.Skip("this is about what the fake does")
 	}
 	options(t, nil) // Or skip.
+}
+
+// fakeSet sets what the fake does, for the test's time.
+func fakeSet(t *testing.T, what, value int) {
+	t.Helper()
+	needFake(t)
 	fn := fakeSymbol("fake_set")
 	purego.SyscallN(fn, uintptr(what), uintptr(value))
 	t.Cleanup(func() { purego.SyscallN(fn, uintptr(what), 0) })
@@ -108,6 +114,7 @@ var rereg = []struct {
 
 // What ibv_rereg_mr(3) says of each result is what becomes of the registration.
 func TestReregFails(t *testing.T) {
+	needFake(t)
 	const input, dontForkNew, doForkOld, cmd, cmdAndDoForkNew = -1, -2, -3, -4, -5
 	for _, c := range []struct {
 		name  string
@@ -155,6 +162,7 @@ func TestReregFails(t *testing.T) {
 
 // What is lost and can't even be deregistered is out of reach, until Close.
 func TestReregLostAndStuck(t *testing.T) {
+	needFake(t)
 	d := open(t, nil)
 	reg := register(t, d, mapMemory(t, 1), device.LocalWrite)
 	t.Run("stuck", func(t *testing.T) {
@@ -180,6 +188,7 @@ func TestReregLostAndStuck(t *testing.T) {
 // A provider that gives other keys, or refuses some of the flags, is found out
 // when the device is opened.
 func TestProbe(t *testing.T) {
+	needFake(t)
 	const translation, pd, access = 1, 2, 4
 	for _, c := range []struct {
 		name                 string
@@ -213,6 +222,7 @@ func TestProbe(t *testing.T) {
 
 // An adapter that gives other keys only later.
 func TestReregOtherKeys(t *testing.T) {
+	needFake(t)
 	d := open(t, nil)
 	reg := register(t, d, mapMemory(t, 1), device.LocalWrite)
 	fakeSet(t, setReregKeys, 1)
@@ -275,6 +285,7 @@ func TestReregExposed(t *testing.T) {
 }
 
 func TestUnboundedWindows(t *testing.T) {
+	needFake(t)
 	fakeSet(t, setUnbounded, 1)
 	d := open(t, nil)
 	if bounded, err := d.WindowsBounded(t.Context()); err != nil || bounded {
@@ -290,6 +301,7 @@ func TestUnboundedWindows(t *testing.T) {
 }
 
 func TestNoWindows(t *testing.T) {
+	needFake(t)
 	fakeSet(t, setNoWindows, 1)
 	d := open(t, nil)
 	b := mapMemory(t, 1)
@@ -306,9 +318,7 @@ func TestNoWindows(t *testing.T) {
 }
 
 func TestOnDemand(t *testing.T) {
-	if realAdapter() {
-		t.Skip("this is about what the fake does")
-	}
+	needFake(t)
 	_, err := verbs.Open(options(t, &verbs.Options{OnDemand: true}))
 	if !errors.Is(err, device.ErrNotSupported) || !strings.Contains(err.Error(), "On-Demand") {
 		t.Errorf("without: %v", err)
@@ -342,6 +352,7 @@ func TestOnDemand(t *testing.T) {
 }
 
 func TestErrors(t *testing.T) {
+	needFake(t)
 	for errno, want := range map[unix.Errno]error{
 		unix.ENOMEM: device.ErrNoMemory, unix.EAGAIN: device.ErrBusy, unix.EFAULT: device.ErrFault, unix.EPERM: device.ErrPermission,
 		unix.EACCES: device.ErrPermission, unix.ENOSPC: device.ErrNoSlots, unix.EFBIG: device.ErrTooLarge, unix.EOPNOTSUPP: device.ErrUnsupportedMemory,
@@ -375,6 +386,7 @@ func TestErrors(t *testing.T) {
 }
 
 func TestLimits(t *testing.T) {
+	needFake(t)
 	fakeSet(t, setMaxMR, 3)
 	fakeSet(t, setMaxMRSize, 1<<20)
 	d := open(t, nil)
@@ -397,9 +409,7 @@ func TestLimits(t *testing.T) {
 }
 
 func TestDMABuf(t *testing.T) {
-	if realAdapter() {
-		t.Skip("this is about what the fake does")
-	}
+	needFake(t)
 	d := open(t, nil)
 	if _, err := d.RegisterDMABuf(t.Context(), 0, 0, 4096, 0x10000, device.LocalWrite); !errors.Is(err, device.ErrNotSupported) {
 		t.Errorf("what isn't one: %v", err)
@@ -435,6 +445,9 @@ func TestMissing(t *testing.T) {
 	}
 	if _, err := verbs.Open(o); !errors.Is(err, device.ErrNotSupported) || !strings.Contains(err.Error(), names[0]) {
 		t.Errorf("no such adapter: %v", err)
+	}
+	if realAdapter() {
+		return
 	}
 	fakeSet(t, setNoDevices, 1)
 	if _, err := verbs.Open(options(t, nil)); !errors.Is(err, device.ErrNotSupported) || !strings.Contains(err.Error(), "adapter") {
