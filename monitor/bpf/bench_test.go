@@ -76,6 +76,7 @@ func alternate(tb testing.TB, more func() bool, block int, states []state) (ns, 
 
 // threadTime returns the thread's processor time in ns.
 func threadTime(tb testing.TB) int64 {
+	tb.Helper()
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
 		tb.Fatal(err)
@@ -109,6 +110,7 @@ type benchOp struct {
 // benchOps are the operations that are measured. r is benchRange bytes without
 // pages.
 func benchOps(tb testing.TB, r vm.Range) []benchOp {
+	tb.Helper()
 	try := func(err error) {
 		if err != nil {
 			tb.Fatal(err)
