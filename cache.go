@@ -77,6 +77,13 @@ type Cache struct {
 	evict      evictor
 	merging    merging
 
+	// Of update.go, expose.go.
+	moved    map[*entry]*entry // from an alias to who has its registration
+	lent     map[*entry]int    // holders in refs that are no users
+	exposed  map[*entry]int    // exposures made of it
+	revivals []revival
+	warned   atomic.Bool // that the device can't update
+
 	dying     []*entry            // dead, holders unknown
 	settling  int                 // dead, and somebody makes a barrier for them
 	limbo     map[*entry]struct{} // dead and held
@@ -154,12 +161,15 @@ func New(dev device.Device, o *Options) (*Cache, error) {
 		budget:   make(chan struct{}),
 		holds:    newHoldTable(),
 		limbo:    make(map[*entry]struct{}),
+		moved:    make(map[*entry]*entry),
+		lent:     make(map[*entry]int),
+		exposed:  make(map[*entry]int),
 	}
 	for i := range c.sets {
 		c.sets[i] = newRegionSet(&c.tables[i], opts.MaxRegions)
 	}
 	if opts.Monitor == nil {
-		c.selected = auto.Open(context.Background())
+		c.selected = auto.OpenFor(context.Background(), opts.MaxRegions)
 		opts.Monitor = c.selected.Monitor()
 	}
 	c.opts = opts
@@ -334,6 +344,7 @@ func (c *Cache) publish(f *flight, e *entry) {
 		f.set.spans.insert(e)
 		c.evict.add(e)
 		if f.void {
+			e.refs.Or(refVoid)
 			c.retireAll(Event{Kind: EventInvalidated, Op: vm.OpManual}, e)
 			c.wakeForGraves()
 		}
@@ -392,6 +403,9 @@ func (c *Cache) Invalidate(r Range) (int, error) {
 	var hit []*entry
 	for _, s := range c.sets {
 		hit = s.spans.overlapping(r, hit)
+	}
+	for _, e := range hit {
+		e.refs.Or(refVoid)
 	}
 	c.retireAll(Event{Kind: EventInvalidated, Op: vm.OpManual}, hit...)
 	c.wakeForGraves()

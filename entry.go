@@ -27,7 +27,7 @@ type entry struct {
 	remoteKey uint32 // immutable after publication
 	handle    uint64 // immutable after publication
 
-	// refs: dead<<31 | grown<<30 | wider<<29 | holders that aren't in a hold.
+	// refs: dead<<31 | other flags | holders that aren't in a hold.
 	refs   atomic.Uint32
 	access uint16    // immutable after publication
 	mode   entryMode // immutable after publication
@@ -47,7 +47,14 @@ const (
 	refDead    = uint32(1) << 31
 	refGrown   = uint32(1) << 30 // extends one that was there before: see gather
 	refWider   = uint32(1) << 29 // the device registered more: see Cache.wider
-	refHolders = refWider - 1
+
+	// What an update leaves behind; see update.go.
+	refMoved   = uint32(1) << 28 // another entry has the registration: see Cache.moved
+	refLost    = uint32(1) << 27 // the device has lost the registration
+	refRevoked = uint32(1) << 26 // the keys mean nothing until they are loaded
+	refVoid    = uint32(1) << 25 // stale because Invalidate says so
+
+	refHolders = refVoid - 1
 )
 
 func (e *entry) rng() vm.Range { return vm.Range{Start: e.start, End: e.end} }

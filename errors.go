@@ -25,6 +25,12 @@ var (
 	ErrReleased = errors.New("pindown: region already released")
 )
 
+// Errors of Update.
+var (
+	// ErrPolicy: no such update policy.
+	ErrPolicy = errors.New("pindown: bad update policy")
+)
+
 // Errors of Close.
 var (
 	// ErrInUse: regions were in use when the cache was closed. Each is

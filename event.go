@@ -6,7 +6,7 @@ import (
 	"github.com/pindown/pindown/vm"
 )
 
-//go:generate go tool stringer -type EventKind,MissCause,EvictCause,PerUseCause -linecomment -output enum_string.go
+//go:generate go tool stringer -type EventKind,MissCause,EvictCause,PerUseCause,StalePolicy,UpdatePolicy,UpdateOutcome -linecomment -output enum_string.go
 
 // EventKind says what an [Event] is about.
 type EventKind uint8
@@ -20,6 +20,11 @@ const (
 	EventMonitorLost                      // monitor-lost
 	EventBackgroundError                  // background-error
 	EventLeaked                           // leaked
+	// EventUpdated: a region was updated, and its keys are the same.
+	EventUpdated // updated
+	// EventKeyChanged: an update couldn't keep a region's keys, and peers must be
+	// told NewRemoteKey. If that and NewLocalKey are zero the region is gone.
+	EventKeyChanged // key-changed
 )
 
 // Event tells a program what happened to a region.
@@ -36,10 +41,13 @@ type Event struct {
 	InUse bool
 	// LocalKey and RemoteKey are the keys that are or will be dead.
 	LocalKey, RemoteKey uint32
+	// NewLocalKey and NewRemoteKey are the keys after an update.
+	NewLocalKey, NewRemoteKey uint32
 	// Cause says why a region was evicted.
 	Cause EvictCause
 	// Err is what went wrong, for EventBackgroundError (a deregistration that is
-	// tried again unless EventLeaked follows), EventLeaked and EventMonitorLost.
+	// tried again unless EventLeaked follows), EventLeaked, EventMonitorLost, and
+	// for updates that were not what was asked for.
 	Err error
 }
 
@@ -54,6 +62,8 @@ func (e Event) String() string {
 		s += " by " + e.Op.String()
 	case EventEvicted:
 		s += " for " + e.Cause.String()
+	case EventKeyChanged:
+		s += fmt.Sprintf(" from %#x, %#x to %#x, %#x", e.LocalKey, e.RemoteKey, e.NewLocalKey, e.NewRemoteKey)
 	default:
 	}
 	if e.InUse {

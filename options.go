@@ -78,6 +78,10 @@ type Options struct {
 	Pressure     bool
 	openPressure func() (pressure, error) // nil but in tests
 
+	// OnStale says what becomes of a region that a VM operation has overtaken
+	// while it was in use or exposed. Default: StaleDrop.
+	OnStale StalePolicy
+
 	// OnEvent, if not nil, is told what happens to regions. It runs on the
 	// cache's own goroutine, one event at a time, never on the path of a VM
 	// operation and with no lock held: it may call the cache, except Close and
@@ -89,6 +93,23 @@ type Options struct {
 	// logged.
 	Logger *slog.Logger
 }
+
+// StalePolicy says what becomes of a region in use that has become stale.
+type StalePolicy uint8
+
+// Policies for stale regions in use.
+const (
+	StaleInvalid StalePolicy = iota // invalid
+	// StaleDrop: no acquire finds it any more, and its registration goes with its
+	// last holder or exposure.
+	StaleDrop // drop
+	// StaleUpdate: the cache's goroutine updates it, as by [Cache.Update] with
+	// UpdateAtomic, as soon as the range is mapped again, so that its keys stay
+	// good. Until then it is tried again for some seconds, with growing pauses;
+	// after that, and on devices that can't, it is dropped. Who needs to know
+	// when it is done watches for EventUpdated, or calls Cache.Update himself.
+	StaleUpdate // update
+)
 
 const (
 	defaultMaxRegions      = 65536
@@ -115,6 +136,9 @@ func (o *Options) withDefaults(lim device.Limits) Options {
 		if lim.MaxPinnedBytes > 0 {
 			c.MaxBytes = max(lim.MaxPinnedBytes-lim.MaxPinnedBytes/8, uint64(os.Getpagesize()))
 		}
+	}
+	if c.OnStale == StaleInvalid {
+		c.OnStale = StaleDrop
 	}
 	if c.MergeBytes == 0 {
 		c.MergeBytes = defaultMergeBytes
@@ -145,6 +169,9 @@ func (o *Options) validate(dev device.Device) error {
 	}
 	if o.MaxRegions < 1 {
 		errs = append(errs, fmt.Errorf("MaxRegions is %d", o.MaxRegions))
+	}
+	if o.OnStale > StaleUpdate {
+		errs = append(errs, fmt.Errorf("OnStale is %d", o.OnStale))
 	}
 	if page := uint64(os.Getpagesize()); o.MaxBytes < page {
 		errs = append(errs, fmt.Errorf("MaxBytes is %d, a page is %d", o.MaxBytes, page))

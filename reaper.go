@@ -90,6 +90,8 @@ func (c *Cache) reap(news <-chan vm.Event) {
 	retry := time.NewTimer(reaperPause)
 	retry.Stop()
 	fired := c.fired()
+	revival := time.NewTimer(reaperPause)
+	revival.Stop()
 	var lost uint64
 	for again := reaperPause; ; {
 		if plainStores && c.waiting() {
@@ -105,12 +107,14 @@ func (c *Cache) reap(news <-chan vm.Event) {
 				r.feed.Close()
 			}
 			c.settleDying()
+			c.revive(true)
 			c.exhumeGraves()
 			c.retry(true)
 			c.deliver()
 			return
 		case <-r.wakeup:
 		case <-retry.C:
+		case <-revival.C:
 		case _, ok := <-fired:
 			if ok {
 				c.underPressure()
@@ -140,6 +144,9 @@ func (c *Cache) reap(news <-chan vm.Event) {
 		}
 		look.Stop()
 		c.settleDying()
+		if next, left := c.revive(false); left {
+			revival.Reset(next)
+		}
 		c.exhumeGraves()
 		if next, left := c.retry(false); left {
 			retry.Reset(next)

@@ -52,6 +52,9 @@ func (r Region) Stale() bool {
 	if r.e.mode != modeCached {
 		return false
 	}
+	if r.e.refs.Load()&refMoved != 0 {
+		return r.c.staleAlias(r.e)
+	}
 	return !r.c.valid(r.e)
 }
 

@@ -43,6 +43,14 @@ func transient(err error) bool {
 // exhume deregisters a settled entry and gives its budget back, now or later. The
 // error is the device's, if it is the last word.
 func (c *Cache) exhume(e *entry) error {
+	switch flags := e.refs.Load(); {
+	case flags&refMoved != 0:
+		c.handOver(e)
+		return nil
+	case flags&refLost != 0:
+		c.gone(e)
+		return nil
+	}
 	err := c.deviceDeregister(e)
 	if err == nil {
 		c.gone(e)

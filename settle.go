@@ -125,6 +125,7 @@ func (c *Cache) report(why Event, list []*entry) {
 	} else {
 		c.stats.evictions[why.Cause].Add(uint64(len(list)))
 	}
+	c.resolve(why, list)
 	if why.Kind == EventInvalid || c.opts.OnEvent == nil {
 		return
 	}

@@ -28,6 +28,8 @@ type counters struct {
 	deregisterErrors  atomic.Uint64
 	deregisterRetries atomic.Uint64
 	leaked            atomic.Uint64
+	updates           [updateOutcomes]atomic.Uint64
+	update            histogram
 	register          histogram
 	deregister        histogram
 }
@@ -118,6 +120,11 @@ type Stats struct {
 	// memory may be pinned until the device is closed.
 	DeregisterRetries, Leaked uint64
 
+	// Updates counts updates of regions by what came of them, and Update is the
+	// latency of the device's calls for them that succeeded.
+	Updates map[UpdateOutcome]uint64
+	Update  Latency
+
 	// Levels.
 	Regions     int    // registrations that the cache holds or is making
 	InUse       int    // those with a holder, stale ones included
@@ -155,6 +162,7 @@ func (s Stats) String() string {
 	lines(&b, "invalidated by", s.Invalidations)
 	lines(&b, "evicted for", s.Evictions)
 	lines(&b, "per use:", s.PerUse)
+	lines(&b, "update:", s.Updates)
 	for _, l := range []struct {
 		name string
 		lat  *Latency
@@ -216,6 +224,8 @@ func (c *Cache) Stats() Stats {
 		DeregisterErrors:  c.stats.deregisterErrors.Load(),
 		DeregisterRetries: c.stats.deregisterRetries.Load(),
 		Leaked:            c.stats.leaked.Load(),
+		Updates:           load[UpdateOutcome](c.stats.updates[:]),
+		Update:            c.stats.update.latency(),
 	}
 	c.reaper.mu.Lock()
 	s.EventsDropped = c.reaper.dropped
@@ -230,7 +240,7 @@ func (c *Cache) Stats() Stats {
 	s.Regions, s.PinnedBytes, s.PerUseHeld = c.regions, c.bytes, c.perUseHeld
 	held := c.holders()
 	count := func(e *entry) {
-		if held.of(e) > 0 {
+		if held.of(e) > 0 && e.refs.Load()&refMoved == 0 {
 			s.InUse++
 		}
 	}
