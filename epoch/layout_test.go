@@ -103,8 +103,8 @@ func TestLayoutOfOverlays(t *testing.T) {
 	if got := MaxAddress >> PageShift; got != 1<<((Levels-1)*FanoutShift) {
 		t.Errorf("the root spans %#x pages", got)
 	}
-	if offsets.sizeofWatch != 24 {
-		t.Errorf("a Watch is %d bytes, want 24", offsets.sizeofWatch)
+	if offsets.sizeofWatch != 16 {
+		t.Errorf("a Watch is %d bytes, want 16", offsets.sizeofWatch)
 	}
 }
 

@@ -81,7 +81,7 @@ func (m *model) watch(f fataler, r vm.Range) {
 	if err := m.t.Watch(&e.watch, r); err != nil {
 		f.Fatalf("watch %v: %v", r, err)
 	}
-	for _, s := range e.watch.slots() {
+	for _, s := range m.t.slots(&e.watch) {
 		b, i := m.t.slot(s &^ pageSlot)
 		tag := b.tag[i].Load()
 		shift := tagLevel(tag) * FanoutShift
@@ -180,7 +180,7 @@ func (m *model) check(f fataler, touched bool) {
 	want, below := map[uint32]uint32{}, map[uint32]uint32{}
 	inUse := map[uint32]bool{0: true}
 	for _, e := range m.entries {
-		for _, s := range e.watch.slots() {
+		for _, s := range t.slots(&e.watch) {
 			s &^= pageSlot
 			want[s]++
 			for !inUse[s] {

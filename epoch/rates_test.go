@@ -154,7 +154,7 @@ func TestFullTableRates(t *testing.T) {
 // coveredPages returns how many pages the blocks of w cover.
 func coveredPages(t *Table, w *Watch) uint64 {
 	var lo, hi uint64 = 1 << 60, 0
-	for _, s := range w.slots() {
+	for _, s := range t.slots(w) {
 		b, i := t.slot(s &^ pageSlot)
 		tag := b.tag[i].Load()
 		shift := tagLevel(tag) * FanoutShift

@@ -40,6 +40,7 @@ type Table struct {
 	// mu before a watch that uses the slot is handed out, stable while the
 	// watch lasts.
 	parent []uint32
+	long   longLists
 
 	mu     sync.Mutex
 	used   atomic.Int64 // slots in use; written under mu

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/bits"
 	"slices"
+	"sync/atomic"
 
 	"github.com/pindown/pindown/vm"
 )
@@ -46,14 +47,14 @@ const fewBlocks = 3
 const rootPages = uint64(MaxAddress >> PageShift)
 
 // Watch is a reader's interest in a range, made by [Table.Watch] and ended by
-// [Table.Unwatch]. It is 24 bytes and must not be copied once in use.
+// [Table.Unwatch]. It is 16 bytes without pointers and must not be copied once
+// in use.
 //
 // A Watch is guarded by its owner: Watch and Unwatch of one Watch must not run
 // at the same time as any other use of it. Stamp, Take and Check may.
 type Watch struct {
-	few  [fewBlocks]uint32 // slots of the canonical blocks, if they fit
-	n    uint32
-	more *[MaxBlocks]uint32 // else here
+	few [fewBlocks]uint32 // slots of the canonical blocks, if they fit; else few[0] is their place in the table's overflow
+	n   uint32
 }
 
 // pageSlot marks the slot of a single page in a Watch. Nothing lies strictly
@@ -61,21 +62,65 @@ type Watch struct {
 // one cache line less.
 const pageSlot = 1 << 31
 
-// slots returns the slots, marked with pageSlot where it applies.
-func (w *Watch) slots() []uint32 {
-	if w.more != nil {
-		return w.more[:w.n]
+// slots returns the slots of w, marked with pageSlot where it applies.
+func (t *Table) slots(w *Watch) []uint32 {
+	if w.n > fewBlocks {
+		return t.long.at(w.few[0])[:w.n]
 	}
 	return w.few[:w.n]
+}
+
+// setSlots stores the slots in w. mu must be held.
+func (t *Table) setSlots(w *Watch, slots []uint32) {
+	w.n = uint32(len(slots))
+	if len(slots) <= fewBlocks {
+		copy(w.few[:], slots)
+		return
+	}
+	w.few[0] = t.long.take()
+	copy(t.long.at(w.few[0])[:], slots)
+}
+
+// longLists holds the lists of slots that don't fit into a Watch. It is written
+// with the table's mu held; a list is read without, by whoever owns its Watch.
+type longLists struct {
+	chunks atomic.Pointer[[]*[longChunk]longList]
+	n      uint32   // lists ever made
+	free   []uint32 // of them
+}
+
+type longList [MaxBlocks]uint32
+
+const longChunk = 64
+
+func (l *longLists) at(i uint32) *longList { return &(*l.chunks.Load())[i/longChunk][i%longChunk] }
+
+func (l *longLists) take() uint32 {
+	if last := len(l.free) - 1; last >= 0 {
+		i := l.free[last]
+		l.free = l.free[:last]
+		return i
+	}
+	if l.n%longChunk == 0 {
+		var chunks []*[longChunk]longList
+		if old := l.chunks.Load(); old != nil {
+			chunks = *old
+		}
+		// Readers keep the shorter slice; what is in it doesn't move.
+		chunks = append(chunks, new([longChunk]longList))
+		l.chunks.Store(&chunks)
+	}
+	l.n++
+	return l.n - 1
 }
 
 // Blocks returns the number of blocks that the watch consists of; 0 if it is
 // not in use.
 func (w *Watch) Blocks() int { return int(w.n) }
 
-// Bytes returns the heap memory that the watch holds beside itself.
+// Bytes returns the memory that the watch takes beside itself.
 func (w *Watch) Bytes() int {
-	if w.more == nil {
+	if w.n <= fewBlocks {
 		return 0
 	}
 	return 4 * MaxBlocks
@@ -164,7 +209,7 @@ func roundOut(lo, hi, limit uint64) (uint64, uint64) {
 // through an ancestor, and all of r that lies in the ancestor with it. It returns a wrapped [ErrRange] for an empty range or
 // one that isn't wholly below MaxAddress, and a wrapped [ErrInUse] if another
 // party watches through the table. It allocates only if w takes more than
-// three blocks.
+// three blocks, and then not each time.
 func (t *Table) Watch(w *Watch, r vm.Range) error {
 	return t.watch(w, r, t.blockLimit())
 }
@@ -176,12 +221,8 @@ func (t *Table) watch(w *Watch, r vm.Range, limit uint64) error {
 	lo, hi := roundOut(uint64(r.Start>>PageShift), uint64((r.End-1)>>PageShift)+1, limit)
 	var tags [MaxBlocks]uint64
 	blocks := appendBlocks(tags[:0], lo, hi)
-	w.n, w.more = 0, nil
-	slots := w.few[:0]
-	if len(blocks) > fewBlocks {
-		w.more = new([MaxBlocks]uint32)
-		slots = w.more[:0]
-	}
+	var list longList
+	slots := list[:0]
 
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -215,7 +256,7 @@ func (t *Table) watch(w *Watch, r vm.Range, limit uint64) error {
 		}
 		slots = append(slots, s)
 	}
-	w.n = uint32(len(slots))
+	t.setSlots(w, slots)
 	return nil
 }
 
@@ -224,8 +265,11 @@ func (t *Table) watch(w *Watch, r vm.Range, limit uint64) error {
 func (t *Table) Unwatch(w *Watch) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, s := range w.slots() {
+	for _, s := range t.slots(w) {
 		t.unwant(s &^ pageSlot)
+	}
+	if w.n > fewBlocks {
+		t.long.free = append(t.long.free, w.few[0])
 	}
 	*w = Watch{}
 }
@@ -370,7 +414,7 @@ func (t *Table) slot(s uint32) (*bucket, uint32) {
 func (t *Table) Stamp(w *Watch) uint64 {
 	var sum uint64
 	last := ^uint32(0)
-	for _, s := range w.slots() {
+	for _, s := range t.slots(w) {
 		page := s&pageSlot != 0
 		s &^= pageSlot
 		b, i := t.slot(s)
