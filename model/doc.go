@@ -6,6 +6,8 @@
 // writer in the kernel that touches before and after the page tables change;
 // uffd.pml adds a userfaultfd reader that touches once per event. update.pml is
 // apart: a registration's key is pointed at other pages while work is in flight.
+// So is holds.pml: who holds an entry, and when it may be deregistered, on
+// processors that delay stores.
 //
 // The test has Spin search every interleaving for an Acquire that returns a
 // registration older than an operation which had returned before Acquire
@@ -13,7 +15,7 @@
 // find one in each variant that leaves out or misplaces a step. README.md says
 // what is proved, what is abstracted, and tells each counterexample.
 //
-// Abstracted: memory is sequentially consistent, counters don't wrap, one
+// Abstracted: memory is sequentially consistent but in holds.pml, counters don't wrap, one
 // range is watched (with or without a neighbour), the tree has two levels, and
 // the threads and operations are few.
 package model
