@@ -25,8 +25,11 @@ var (
 	ErrReleased = errors.New("pindown: region already released")
 )
 
-// Errors of Update.
+// Errors of Update and of a FastKey.
 var (
+	// ErrStale: a VM operation has overtaken the region, so that its pages may not
+	// be those that are mapped.
+	ErrStale = errors.New("pindown: region is stale")
 	// ErrPolicy: no such update policy.
 	ErrPolicy = errors.New("pindown: bad update policy")
 )
