@@ -52,6 +52,9 @@ func (c *Cache) settle() {
 // sort puts entries that were ended before a fence where they belong. mu must
 // be held.
 func (c *Cache) sort(dying []*entry) {
+	// Again: mu may have been released since, and what went elsewhere may have
+	// been the last in limbo.
+	c.state.Or(stateDead)
 	held := c.holders()
 	for _, e := range dying {
 		if held.of(e) == 0 {
