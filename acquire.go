@@ -433,7 +433,7 @@ func (c *Cache) register(ctx context.Context, r Range, access Access) (*entry, P
 		// to date, and Take needn't wait for it.
 		c.awaitHitCheck()
 	}
-	word, stamp := c.table.Take(&e.watch)
+	_, stamp := c.table.Take(&e.watch)
 	if err := c.opts.Monitor.Cover(r); err != nil {
 		c.table.Unwatch(&e.watch)
 		switch {
@@ -451,7 +451,6 @@ func (c *Cache) register(ctx context.Context, r Range, access Access) (*entry, P
 	}
 	e.refs.Store(1)
 	c.adopt(e, reg)
-	e.seen.Store(uint64(word))
 	e.stamp = stamp
 	return e, PerUseInvalid, nil
 }

@@ -254,8 +254,8 @@ func (c *Cache) fits(r Range) bool {
 }
 
 // valid reports whether nothing has touched e since it was registered, be it
-// dead or not, and notes the word so that the next check is quick. e must have a
-// holder, or be listed and mu held: else its watch may end meanwhile.
+// dead or not. e must have a holder, or be listed and mu held: else its watch
+// may end meanwhile.
 func (c *Cache) valid(e *entry) bool {
 	if c.hitCheck != nil {
 		c.awaitHitCheck()
@@ -265,18 +265,7 @@ func (c *Cache) valid(e *entry) bool {
 
 // unchanged is valid after the monitor's hit check.
 func (c *Cache) unchanged(e *entry) bool {
-	seen := e.seen.Load()
-	return seen == uint64(c.table.Word()) || c.compare(e, seen)
-}
-
-// compare decides by the stamp, and notes the word in place of seen.
-func (c *Cache) compare(e *entry, seen uint64) bool {
-	word := c.table.Quiet()
-	if word.Lost() || c.table.Stamp(&e.watch) != e.stamp {
-		return false
-	}
-	e.seen.CompareAndSwap(seen, uint64(word))
-	return true
+	return !c.table.Quiet().Lost() && c.table.Stamp(&e.watch) == e.stamp
 }
 
 // overlappingFlight returns a flight of the set that overlaps r, or nil. mu
@@ -328,6 +317,7 @@ func (c *Cache) publish(f *flight, e *entry) {
 			c.freed()
 		}
 	}
+	seen := seenNothing
 	if c.closed {
 		// Close reports it as in use, and its holder's release deregisters it.
 		e.refs.Or(refDead)
@@ -340,7 +330,11 @@ func (c *Cache) publish(f *flight, e *entry) {
 			c.retireAll(Event{Kind: EventEvicted, Cause: EvictMerge}, old...)
 			c.wakeForGraves()
 		}
-		f.set.index.insert(e)
+		// Word before stamp, as in a hit.
+		if word := c.table.Word(); !word.Busy() && !word.Lost() && c.table.Stamp(&e.watch) == e.stamp {
+			seen = uint64(word)
+		}
+		f.set.index.insert(e, seen)
 		f.set.spans.insert(e)
 		c.evict.add(e)
 		if f.void {
@@ -351,7 +345,7 @@ func (c *Cache) publish(f *flight, e *entry) {
 	}
 	c.unlist(f)
 	c.mu.Unlock()
-	if !c.unchanged(e) {
+	if uint64(c.table.Word()) != seen && !c.unchanged(e) {
 		// The news may have come when e wasn't listed yet, and doesn't come
 		// again.
 		c.retire(e, vm.OpUnknown)

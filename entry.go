@@ -14,14 +14,12 @@ import (
 // off both, and dead: no hit can succeed any more), settled (dead and found
 // without holders) and deregistered. See holds.go for how holders are found.
 //
-// It is 80 bytes, a size class of the allocator. A hit reads its listing in the
+// It is 64 bytes without pointers, a size class of the allocator. A hit reads its listing in the
 // index instead.
 type entry struct {
 	start, end uintptr // immutable after publication
-	// seen is the table's word at the last check that didn't come from a hit.
-	seen  atomic.Uint64
-	stamp uint64 // immutable after publication
-	watch epoch.Watch
+	stamp      uint64  // immutable after publication
+	watch      epoch.Watch
 
 	localKey  uint32 // immutable after publication
 	remoteKey uint32 // immutable after publication
@@ -44,9 +42,9 @@ const (
 )
 
 const (
-	refDead    = uint32(1) << 31
-	refGrown   = uint32(1) << 30 // extends one that was there before: see gather
-	refWider   = uint32(1) << 29 // the device registered more: see Cache.wider
+	refDead  = uint32(1) << 31
+	refGrown = uint32(1) << 30 // extends one that was there before: see gather
+	refWider = uint32(1) << 29 // the device registered more: see Cache.wider
 
 	// What an update leaves behind; see update.go.
 	refMoved   = uint32(1) << 28 // another entry has the registration: see Cache.moved

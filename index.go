@@ -77,6 +77,10 @@ type listing struct {
 // no busy word is.
 const seenMark = 1
 
+// seenNothing is the seen of a listing that was never found valid: the next hit
+// compares the stamp. No table's word is near it, since generations begin at 1.
+const seenNothing = uint64(2)
+
 // A span is first<<28 | access<<22 | inexact<<21 | pages. Inexact ones don't
 // begin and end at pages, or are too long: they give no number of pages, and the
 // entry itself must be looked at.
@@ -220,9 +224,9 @@ func (x *index) visit(e *entry, f func(b *indexBucket, place int)) {
 	}
 }
 
-// insert lists e, with its seen. The cache's mu must be held, no live entry
+// insert lists e with the word that it was last found valid at. The cache's mu must be held, no live entry
 // overlap e, and e not be among those that each visits yet.
-func (x *index) insert(e *entry) {
+func (x *index) insert(e *entry, seen uint64) {
 	level, first, last := indexBlocks(e)
 	n := int(last - first + 1)
 	t := x.table.Load()
@@ -231,7 +235,7 @@ func (x *index) insert(e *entry) {
 	}
 	x.lists += n
 	x.level[level] += n
-	span, seen := spanOf(e), e.seen.Load()
+	span := spanOf(e)
 	for b := first; b <= last; b++ {
 		x.overflows += t.add(indexHash(level, b), e, span, seen)
 	}

@@ -29,8 +29,7 @@ func TestIndexGrowth(t *testing.T) {
 			for i := range n {
 				r := at(i)
 				e := &entry{start: r.Start, end: r.End}
-				e.seen.Store(1 << 8)
-				x.insert(e)
+				x.insert(e, 1<<8)
 				live = append(live, e)
 				if now := x.table.Load(); now != last {
 					tables, last = tables+1, now

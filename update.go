@@ -486,8 +486,7 @@ func (c *Cache) takeStamp(ctx context.Context, e *entry) error {
 		if c.hitCheck != nil {
 			c.awaitHitCheck()
 		}
-		word, stamp := c.table.Take(&e.watch)
-		e.seen.Store(uint64(word))
+		_, stamp := c.table.Take(&e.watch)
 		e.stamp = stamp
 		if c.opts.Monitor == nil {
 			return fmt.Errorf("no monitor: %w", monitor.ErrUncovered)
@@ -718,11 +717,11 @@ const maxRevivals = 24
 // resolve notes the stale entries among those that have been retired that shall
 // be updated. mu must be held.
 func (c *Cache) resolve(why Event, list []*entry) {
-	if _, ok := c.dev.(device.Updater); !ok || c.opts.OnStale != StaleUpdate || c.closed || why.Kind != EventInvalidated || why.Op == vm.OpManual {
+	if _, ok := c.dev.(device.Updater); !ok || c.opts.OnStale != StaleUpdate || c.closed || why.Kind != EventInvalidated {
 		return
 	}
 	for _, e := range list {
-		if e.queue == queueGone {
+		if e.queue == queueGone || e.refs.Load()&refVoid != 0 {
 			continue
 		}
 		c.lend(e)
