@@ -70,8 +70,9 @@ and from the line tables of Go programs. 32-bit programs aren't seen, nor
 libibverbs in statically linked programs, nor uses of verbs registrations, which
 need no system call.
 
-It needs CAP_BPF and CAP_PERFMON, and CAP_SYS_ADMIN to measure what it costs;
-CAP_SYS_PTRACE to name functions of somebody else's process.`,
+It needs CAP_BPF and CAP_PERFMON; CAP_SYS_ADMIN to see what goes through
+libibverbs and to measure what it costs; CAP_SYS_PTRACE to name functions of
+somebody else's process.`,
 		Example: `  pindown profile -- go build ./...
   pindown profile --html report.html -- python3 train.py
   pindown profile -p 4711                          # until ^C

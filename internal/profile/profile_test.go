@@ -306,3 +306,34 @@ func TestVerbs(t *testing.T) {
 		t.Errorf("stale windows: %+v", res.StaleWindows)
 	}
 }
+
+// TestCountsSurviveLoss: with a buffer of a page most events are lost, which is
+// said, and the counts of calls are complete.
+func TestCountsSurviveLoss(t *testing.T) {
+	res, err := Run(context.Background(), &Options{Command: []string{compile(t, "churn")}, RingBytes: 4096, NoUses: true})
+	need(t, !errors.Is(err, ErrNotSupported), fmt.Sprint("BPF: ", err))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res.Lost.Events == 0 {
+		t.Error("nothing lost")
+	}
+	const rounds, distance = 200 + 3*50 + 30, 7
+	o := res.Operations["mremap"]
+	if o == nil || o.Count != rounds || o.Failed != 0 {
+		t.Fatalf("mremap: %+v, want %d", o, rounds)
+	}
+	var want uint64
+	for _, n := range []int{200, 50, 50, 50, 30} {
+		for i := range n {
+			want += 2 * uint64(i%distance+1) * 16 * 4096
+		}
+	}
+	if o.Bytes != want {
+		t.Errorf("mremap: %d bytes, want %d", o.Bytes, want)
+	}
+	var text bytes.Buffer
+	if err := res.WriteText(&text); err != nil || !strings.Contains(text.String(), "Lost: ") {
+		t.Errorf("%v: %s", err, text.String())
+	}
+}

@@ -142,7 +142,8 @@ func Run(ctx context.Context, opts *Options) (_ *Result, err error) {
 		}
 	}()
 	for _, path := range probe.InstalledVerbs() {
-		r.attachVerbs(path)
+		// Whether it can't be watched matters if the program loads it.
+		_ = r.probe.AttachVerbs(path)
 	}
 	r.began, r.cpu = now(), ownTime()
 	r.lastAt = r.began
@@ -176,10 +177,12 @@ func (r *run) note(format string, args ...any) {
 	}
 }
 
-func (r *run) attachVerbs(path string) {
-	if err := r.probe.AttachVerbs(path); err != nil {
+func (r *run) attachVerbs(path string) bool {
+	err := r.probe.AttachVerbs(path)
+	if err != nil {
 		r.note("registrations through %s aren't seen: %v", path, err)
 	}
+	return err == nil
 }
 
 func now() time.Duration {
@@ -342,10 +345,9 @@ func (r *run) drain() error {
 	}
 	for _, m := range r.spaces.takeNew() {
 		if probe.IsVerbs(m.path) {
-			if !r.probe.Attached(m.path) {
+			if !r.probe.Attached(m.path) && r.attachVerbs(m.path) {
 				r.note("%s was found when the program had loaded it: its first registrations may be missing", m.path)
 			}
-			r.attachVerbs(m.path)
 		}
 	}
 	return nil

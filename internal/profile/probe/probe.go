@@ -449,5 +449,5 @@ func howToGrant() string {
 		path = "pindown"
 	}
 	return "run it as root, or grant it once: setcap cap_bpf,cap_perfmon,cap_sys_ptrace,cap_sys_admin+ep " + path +
-		" (the last only to measure what profiling costs)"
+		" (the last only to see registrations through libibverbs, and what profiling costs)"
 }

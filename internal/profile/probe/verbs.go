@@ -42,34 +42,48 @@ func (p *Probe) AttachVerbs(path string) error {
 	if p.verbs[id] {
 		return nil
 	}
+	links, err := p.attachTo(path)
+	if err != nil {
+		for _, l := range links {
+			err = errors.Join(err, l.Close())
+		}
+		return err
+	}
+	p.links = append(p.links, links...)
 	p.verbs[id] = true
+	return nil
+}
+
+func (p *Probe) attachTo(path string) (links []link.Link, err error) {
 	offsets, err := functionOffsets(path)
 	if err != nil {
-		return fmt.Errorf("read %s: %w", path, err)
+		return nil, fmt.Errorf("read %s: %w", path, err)
 	}
 	exe, err := link.OpenExecutable(path)
 	if err != nil {
-		return fmt.Errorf("open %s: %w", path, err)
+		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
 	for _, f := range offsets {
 		opts := &link.UprobeOptions{Address: f.offset, Cookie: f.cookie}
 		// The return first: a call is known by its entry.
-		exit, err := exe.Uretprobe(f.name, p.coll.Programs["on_verbs_return"], opts)
-		if err != nil {
-			return fmt.Errorf("attach to %s in %s: %w", f.name, path, explain(err))
+		for _, attach := range []func() (link.Link, error){
+			func() (link.Link, error) { return exe.Uretprobe(f.name, p.coll.Programs["on_verbs_return"], opts) },
+			func() (link.Link, error) { return exe.Uprobe(f.name, p.coll.Programs["on_verbs"], opts) },
+		} {
+			l, err := attach()
+			if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
+				return links, fmt.Errorf("attach to %s: needs CAP_SYS_ADMIN: %w", f.name, err)
+			}
+			if err != nil {
+				return links, fmt.Errorf("attach to %s: %w", f.name, err)
+			}
+			links = append(links, l)
 		}
-		p.links = append(p.links, exit)
-		entry, err := exe.Uprobe(f.name, p.coll.Programs["on_verbs"], opts)
-		if err != nil {
-			return fmt.Errorf("attach to %s in %s: %w", f.name, path, explain(err))
-		}
-		p.links = append(p.links, entry)
 	}
-	return nil
+	return links, nil
 }
 
-// Attached reports whether the copy of libibverbs at path is watched, or was
-// tried.
+// Attached reports whether the copy of libibverbs at path is watched.
 func (p *Probe) Attached(path string) bool {
 	var st unix.Stat_t
 	return unix.Stat(path, &st) == nil && p.verbs[fileID{st.Dev, st.Ino}]
