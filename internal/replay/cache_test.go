@@ -2,6 +2,7 @@ package replay
 
 import (
 	"bytes"
+	"fmt"
 	"testing"
 	"time"
 
@@ -13,19 +14,19 @@ import (
 	"github.com/pindown/pindown/trace/tracetest"
 )
 
-// realCache is a cache for each process, over simulated memory.
+// realCache is the cache itself, over simulated memory.
 type realCache struct {
 	t      *testing.T
 	space  *simhca.Space
 	dev    *simhca.Device
 	mon    *manual.Monitor
-	caches *pindown.Cache
+	cache  *pindown.Cache
 	held   map[uint32]pindown.Region
 	events chan pindown.Event
 	gone   uint64 // invalidated so far
 }
 
-func openReal(t *testing.T) *realCache {
+func openReal(t *testing.T, merge int64) *realCache {
 	t.Helper()
 	s := simhca.NewSpace(&simhca.SpaceOptions{PageSize: simPage, Everywhere: true})
 	d := simhca.Open(s, nil)
@@ -37,19 +38,19 @@ func openReal(t *testing.T) *realCache {
 	c, err := pindown.New(d, &pindown.Options{
 		// What is registered beyond the union isn't simulated.
 		AheadBytes: -1, MergeAbove: -1,
-		Monitor: m, MaxRegions: 60000, MaxBytes: 1 << 40, MergeBytes: -1, OnEvent: func(e pindown.Event) { events <- e },
+		Monitor: m, MaxRegions: 60000, MaxBytes: 1 << 40, MergeBytes: merge, OnEvent: func(e pindown.Event) { events <- e },
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &realCache{t: t, space: s, dev: d, mon: m, caches: c, held: make(map[uint32]pindown.Region), events: events}
+	return &realCache{t: t, space: s, dev: d, mon: m, cache: c, held: make(map[uint32]pindown.Region), events: events}
 }
 
 func (r *realCache) close() {
 	for _, x := range r.held {
 		_ = x.Release() // what the trace ends with
 	}
-	if err := r.caches.Close(); err != nil {
+	if err := r.cache.Close(); err != nil {
 		r.t.Error(err)
 	}
 	if err := r.mon.Close(); err != nil {
@@ -90,7 +91,7 @@ func (r *realCache) do(a *action) {
 		if a.write {
 			access = device.LocalWrite
 		}
-		x, err := r.caches.AcquireRange(r.t.Context(), rng, access)
+		x, err := r.cache.AcquireRange(r.t.Context(), rng, access)
 		if err != nil {
 			r.t.Fatal(err)
 		}
@@ -111,56 +112,63 @@ func (r *realCache) do(a *action) {
 	}
 }
 
-// TestPolicyDropIsTheCache: with room for everything and without merging, in
-// which the cache does more, the simulated policy has the hits and the
-// registrations that the cache itself has.
+// TestPolicyDropIsTheCache: with room for everything, the simulated policy has
+// the hits and the registrations that the cache itself has.
 func TestPolicyDropIsTheCache(t *testing.T) {
-	events := 2500
+	events := 2000
 	if testing.Short() {
-		events = 300
+		events = 200
 	}
-	for _, p := range []tracetest.Program{tracetest.Pool, tracetest.Churn, tracetest.Collected, tracetest.Scan, tracetest.Mixed} {
-		r, err := trace.NewReader(bytes.NewReader(tracetest.Bytes(t, p, 11, events)))
-		if err != nil {
-			t.Fatal(err)
+	for _, merge := range []int64{-1, 64 << 10, 1 << 20} {
+		for _, p := range []tracetest.Program{tracetest.Pool, tracetest.Churn, tracetest.Collected, tracetest.Scan, tracetest.Mixed} {
+			t.Run(fmt.Sprintf("%d/merge=%d", p, merge), func(t *testing.T) {
+				compareWithCache(t, tracetest.Bytes(t, p, 11, events), merge)
+			})
 		}
-		opts, err := (&Options{MaxRegions: 60000, MaxBytes: 1 << 40, NoMerge: true}).withDefaults()
-		if err != nil {
-			t.Fatal(err)
-		}
-		var simulated *sim
-		var real []*realCache
-		expect := make(map[uint32]uint64)
-		line := newTimeline(&opts, func(batch []action) {
-			if simulated == nil {
-				simulated = newSim(Drop, &opts, simPage)
+	}
+}
+
+func compareWithCache(t *testing.T, b []byte, merge int64) {
+	t.Helper()
+	r, err := trace.NewReader(bytes.NewReader(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts, err := (&Options{
+		MaxRegions: 60000, MaxBytes: 1 << 40, MergeBytes: uint64(max(merge, 0)), NoMerge: merge < 0,
+	}).withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	simulated := newSim(Drop, &opts, simPage)
+	var real []*realCache
+	expect := make(map[uint32]uint64)
+	line := newTimeline(&opts, func(batch []action) {
+		for i := range batch {
+			a := &batch[i]
+			before := simulated.invalidIdle + simulated.invalidInUse
+			simulated.run(batch[i : i+1])
+			for int(a.space) >= len(real) {
+				real = append(real, openReal(t, merge))
 			}
-			for i := range batch {
-				a := &batch[i]
-				before := simulated.invalidIdle + simulated.invalidInUse
-				simulated.run(batch[i : i+1])
-				for int(a.space) >= len(real) {
-					real = append(real, openReal(t))
-				}
-				c := real[a.space]
-				c.do(a)
-				expect[a.space] += simulated.invalidIdle + simulated.invalidInUse - before
-				c.settle(expect[a.space])
-			}
-		})
-		if err := line.run(r, func() error { return nil }); err != nil {
-			t.Fatal(err)
+			c := real[a.space]
+			c.do(a)
+			expect[a.space] += simulated.invalidIdle + simulated.invalidInUse - before
+			c.settle(expect[a.space])
 		}
-		var hits, registered uint64
-		for _, c := range real {
-			s := c.caches.Stats()
-			hits += s.Hits
-			registered += s.Register.Count
-			c.close()
-		}
-		t.Logf("%d: %d hits, %d registrations", p, hits, registered)
-		if hits != simulated.hits || registered != simulated.register.n {
-			t.Errorf("%d: %d hits and %d registrations, simulated %d and %d", p, hits, registered, simulated.hits, simulated.register.n)
-		}
+	})
+	if err := line.run(r, func() error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	var hits, registered uint64
+	for _, c := range real {
+		s := c.cache.Stats()
+		hits += s.Hits
+		registered += s.Register.Count
+		c.close()
+	}
+	t.Logf("%d hits, %d registrations", hits, registered)
+	if hits != simulated.hits || registered != simulated.register.n {
+		t.Errorf("%d hits and %d registrations, simulated %d and %d", hits, registered, simulated.hits, simulated.register.n)
 	}
 }

@@ -18,9 +18,10 @@
 // goes first. (The real cache is scan-resistant; replay uses LRU, so that the
 // table agrees with the curve.) Live regions don't overlap: a request that
 // overlaps some without being inside of one replaces them, by their union up to
-// Options.MergeBytes, else by the range asked for. (The real cache does more
-// where it may merge: it joins neighbours, and registers ahead of windows that
-// grow.)
+// Options.MergeBytes, else by the range asked for; and beyond MergeBytes where
+// ranges push each other out, as in the cache itself. (That also joins neighbours
+// when regions get scarce, and registers ahead of windows that grow; replay
+// doesn't.)
 //
 //   - [Lazy] learns that a region is stale when it is next looked up, and
 //     deregisters it then; what nobody asks for again stays pinned until it is

@@ -59,6 +59,9 @@ type cacheSpace struct {
 	idle, outside region
 	regions       int
 	pages         uint64 // in the cache or given up in use
+
+	pushed     []place // the last few whose place longer requests took
+	nextPushed int
 }
 
 func newSim(p Policy, opts *Options, pageSize float64) *sim {
@@ -189,15 +192,10 @@ func (s *sim) acquire(a *action) {
 
 func (s *sim) miss(c *cacheSpace, a *action) {
 	s.list = c.index.overlapping(a.start, a.end, s.list[:0])
-	start, end, write := a.start, a.end, a.write
 	sawStale, sawAccess := false, false
 	for _, r := range s.list {
-		if r.stale {
-			sawStale = true
-			continue
-		}
+		sawStale = sawStale || r.stale
 		sawAccess = sawAccess || r.start <= a.start && r.end >= a.end
-		start, end, write = min(start, r.start), max(end, r.end), write || r.write
 	}
 	switch {
 	case sawStale:
@@ -209,18 +207,114 @@ func (s *sim) miss(c *cacheSpace, a *action) {
 	default:
 		s.cold++
 	}
-	if end-start > s.merge {
-		start, end = a.start, a.end
+	p := place{a.start, a.end, a.write}
+	if len(s.list) > 0 {
+		p = s.join(c, p)
 	}
 	for _, r := range s.list {
 		s.giveUp(c, r, &s.dereg)
 	}
-	if !s.makeRoom(c, end-start) {
+	if !s.makeRoom(c, p.end-p.start) {
 		s.perUse++
 		s.registerFor(c, a, a.start, a.end, a.write, true)
 		return
 	}
-	s.registerFor(c, a, start, end, write, false)
+	s.registerFor(c, a, p.start, p.end, p.write, false)
+}
+
+// place is a range with the access that it has or had.
+type place struct {
+	start, end uint64
+	write      bool
+}
+
+func (p place) union(q place) place {
+	return place{min(p.start, q.start), max(p.end, q.end), p.write || q.write}
+}
+
+func (p place) contains(q place) bool {
+	return p.start <= q.start && q.end <= p.end && (p.write || !q.write)
+}
+
+// These are the cache's.
+const (
+	crowdFactor      = 8
+	rememberedMerges = 32
+)
+
+// join returns what to register for want, which overlaps the regions of s.list,
+// and sets s.list to those that it replaces: the union with them, if it isn't too
+// long. Two ranges that take turns and whose union is would push each other out
+// for ever: so one that comes back after it was pushed out may be joined with
+// what else was, up to a larger limit.
+func (s *sim) join(c *cacheSpace, want place) place {
+	target := want
+	for crowded := false; ; {
+		u := target
+		for _, r := range s.list {
+			if !r.stale {
+				u = u.union(place{r.start, r.end, r.write})
+			}
+		}
+		if u.start == target.start && u.end == target.end {
+			return u
+		}
+		if !crowded && u.end-u.start > s.merge {
+			crowded = s.merge > 0 && c.pushedOut(want)
+		}
+		limit := s.merge
+		if crowded {
+			limit = max(crowdFactor*s.merge, 4*(want.end-want.start))
+			u = s.crowd(c, u, limit)
+		}
+		if s.merge == 0 || u.end-u.start > min(limit, s.maxPages) {
+			break
+		}
+		target = u
+		s.list = c.index.overlapping(u.start, u.end, s.list[:0])
+	}
+	target = want
+	s.list = c.index.overlapping(want.start, want.end, s.list[:0])
+	for _, r := range s.list {
+		if r.stale {
+			continue
+		}
+		target.write = target.write || r.write
+		if r.start < want.start || r.end > want.end {
+			if len(c.pushed) < rememberedMerges {
+				c.pushed = append(c.pushed, place{})
+			}
+			c.pushed[c.nextPushed] = place{r.start, r.end, r.write}
+			c.nextPushed = (c.nextPushed + 1) % rememberedMerges
+		}
+	}
+	return target
+}
+
+// pushedOut reports whether what is asked for was there, and had to make room.
+func (c *cacheSpace) pushedOut(want place) bool {
+	for _, p := range c.pushed {
+		if p.start <= want.start && want.end <= p.end {
+			return true
+		}
+	}
+	return false
+}
+
+// crowd adds to u the other ranges that were pushed out and overlap it.
+func (s *sim) crowd(c *cacheSpace, u place, limit uint64) place {
+	for again := true; again; {
+		again = false
+		for _, p := range c.pushed {
+			if p.start >= u.end || u.start >= p.end || u.contains(p) {
+				continue
+			}
+			if w := u.union(p); w.end-w.start <= min(limit, s.maxPages) {
+				u, again = w, true
+			}
+		}
+	}
+	return u
 }
 
 // makeRoom evicts until another region of so many pages fits.
