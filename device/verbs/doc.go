@@ -17,7 +17,10 @@
 //
 //   - [device.Updater] and [device.RevokingUpdater] need ibv_rereg_mr(3) that
 //     changes translation (and protection domain) and keeps the keys. The device
-//     tries it on a page of its own when it is opened.
+//     tries it on a page of its own when it is opened. The man page doesn't say
+//     what becomes of work that is in flight meanwhile: an adapter may fail it, so
+//     an update of the kind that is called atomic elsewhere isn't here. Have the
+//     cache use the strict policy, or finish work first.
 //   - [device.Exposer] needs memory windows of type 1, [device.FastRegistrar]
 //     memory windows of type 2; see [Queue].
 //

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -25,6 +26,10 @@ type windowPool struct {
 	next   uint64               // guarded by mu.
 	bounds bounds               // guarded by mu.
 }
+
+// bindPatience is how long a binding may take before the adapter counts as
+// broken.
+const bindPatience = 30 * time.Second
 
 // bounds is what is known of whether the adapter holds windows to their range.
 type bounds int
@@ -204,7 +209,9 @@ func (d *Device) tryBounds() (err error) {
 	if err := p.q.Write(0, vm.Range{Start: r.Start, End: r.Start + 1}, mr.LKey, uint64(window.Start)-1, mw.RKey); err != nil {
 		return err
 	}
-	switch err := p.q.Do(context.Background()); {
+	ctx, cancel := context.WithTimeout(context.Background(), bindPatience)
+	defer cancel()
+	switch err := p.q.Do(ctx); {
 	case err == nil:
 		p.bounds = unbounded
 	case errors.Is(err, ErrCompletion):
@@ -281,7 +288,9 @@ func (q *Queue) bind(mw *ibv.MW, info ibv.MWBindInfo) error {
 	}
 	// The adapter does it at once; a caller's context could only leave it half
 	// done.
-	if err := q.Do(context.Background()); err != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), bindPatience)
+	defer cancel()
+	if err := q.Do(ctx); err != nil {
 		return fmt.Errorf("%w: %w", device.ErrInvalid, err)
 	}
 	return nil

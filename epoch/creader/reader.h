@@ -259,7 +259,7 @@ static int pde_watch(struct pde_table *t, struct pde_watch *w, uint64_t start, u
 				pde_watch_block(t, l, pos >> (PINDOWN_EPOCH_FANOUT_SHIFT * l), &w->blocks[n]);
 			pos += 1ULL << (PINDOWN_EPOCH_FANOUT_SHIFT * l);
 		}
-		if (pass == 0 && (w->blocks = calloc(n, sizeof *w->blocks)) == NULL)
+		if (pass == 0 && (w->blocks = (struct pde_block *)calloc(n, sizeof *w->blocks)) == NULL)
 			return -1;
 	}
 	w->n = n;
