@@ -87,7 +87,7 @@ static inline size_t pde_place(struct pde_slot s, size_t array, size_t width)
  */
 static const char *pde_open(struct pde_table *t, void *mem, size_t size, uint64_t understands)
 {
-	t->mem = mem;
+	t->mem = (unsigned char *)mem;
 	t->understands = understands | PINDOWN_EPOCH_FEATURE_BASE;
 	if (size < PINDOWN_EPOCH_HEADER_SIZE || (uintptr_t)mem % 8 != 0)
 		return "memory";
