@@ -50,6 +50,43 @@
 // regions are given up and the device is tried again for a while, since
 // kernels unpin asynchronously.
 //
+// # Updates
+//
+// Where the device can, [Cache.Update] points the registration of a region whose
+// pages have changed at the pages mapped now, under the same keys, so that peers
+// needn't be told new ones: [UpdateStrict] takes the old meaning away before it
+// gives the new one, [UpdateAtomic] passes from one to the other. Options.OnStale
+// has the cache do it by itself. What an update that doesn't succeed leaves:
+//
+//	policy  what fails                     outcome      the region's keys afterwards
+//	any     the wait for others ends       failed       mean the old pages
+//	any     Cover, before the device acts  failed       mean the old pages
+//	strict  flush                          failed       mean the old pages
+//	strict  revoke                         failed       mean the old pages
+//	strict  revoke, registration lost      gone         are dead
+//	strict  Cover, after revoke            gone         mean nothing
+//	strict  load                           gone         mean nothing
+//	strict  load, registration lost        gone         are dead
+//	atomic  update                         failed       mean the old pages
+//	atomic  update, registration lost      gone         are dead
+//	any     the device can't update        key-changed  mean the old pages; the new region has others
+//	any     the same, and register fails   failed       mean the old pages
+//	any     a VM operation overtakes it    stale-again  mean pages that were mapped meanwhile
+//
+// In each case but key-changed no acquire finds the region afterwards: the next one
+// registers anew, under other keys. Its holders keep what the last column says until
+// the last of them releases it; without a holder it is deregistered at once. While
+// it is held Update can be called again, and where the keys aren't dead a success
+// makes them mean the pages mapped then. What the device refuses for the moment
+// (device.ErrBusy, ErrNoMemory, ErrNoSlots) is tried again for
+// Options.RegisterTimeout before it counts as failed.
+//
+// A device that can't do what the policy asks for gets a registration anew beside
+// the old one; a warning is logged once, and [EventKeyChanged] tells of each.
+//
+// [Region.Expose] gives peers a key for part of a region until
+// [Exposure.Revoke]; a [FastKey] changes its meaning in the order of a work queue.
+//
 // # Goroutines and locks
 //
 // All methods may be called from many goroutines. A cache runs one goroutine,

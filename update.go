@@ -70,9 +70,10 @@ const (
 	UpdateAnew // registered-anew
 	// UpdateKeyChanged: registered anew, and the keys are others.
 	UpdateKeyChanged // key-changed
-	// UpdateFailed: the registration means the old pages, as before.
+	// UpdateFailed: the keys mean the old pages, as before, until the last holder
+	// has gone. No acquire finds the region.
 	UpdateFailed // failed
-	// UpdateGone: the keys mean nothing any more.
+	// UpdateGone: the keys mean nothing any more. No acquire finds the region.
 	UpdateGone // gone
 
 	updateOutcomes
@@ -409,6 +410,9 @@ func (c *Cache) updateClaimed(ctx context.Context, e *entry, f *flight, policy U
 // errOvertaken is why an updated region is stale again.
 var errOvertaken = errors.New("overtaken by a VM operation, invalidated, or closed")
 
+// errPerUse is why a range that was registered anew has no region.
+var errPerUse = errors.New("can be registered per use only")
+
 // drain waits until e has no user.
 func (c *Cache) drain(ctx context.Context, e *entry) error {
 	c.wait()
@@ -638,11 +642,11 @@ func (c *Cache) warnNoUpdate(err error, policy UpdatePolicy) {
 func (c *Cache) registerAnew(ctx context.Context, u Updated, access Access) Updated {
 	reg, err := c.acquire(ctx, u.Range, access)
 	if err != nil {
-		u.Outcome, u.LocalKey, u.RemoteKey, u.Err = UpdateGone, 0, 0, err
+		u.Outcome, u.Err = UpdateFailed, err
 		return u
 	}
 	if !reg.Cached() {
-		u.Outcome, u.LocalKey, u.RemoteKey, u.Err = UpdateGone, 0, 0, fmt.Errorf("register anew: %w", device.ErrNoSlots)
+		u.Outcome, u.Err = UpdateFailed, errPerUse
 	} else {
 		u.Outcome, u.LocalKey, u.RemoteKey = UpdateAnew, reg.LocalKey(), reg.RemoteKey()
 		if u.LocalKey != u.OldLocalKey || u.RemoteKey != u.OldRemoteKey {
