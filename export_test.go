@@ -26,3 +26,17 @@ func (p fakePressure) Close() error {
 
 // WatchesPressure reports whether the cache has a trigger on memory pressure.
 func (c *Cache) WatchesPressure() bool { return c.pressure != nil }
+
+// RetryNow makes the tries that are due for what the device hasn't taken back,
+// and all others, without their pauses. It returns what is left.
+func (c *Cache) RetryNow() int {
+	c.mu.Lock()
+	for i := range c.stuck {
+		c.stuck[i].due = 0
+	}
+	c.mu.Unlock()
+	c.retry(false)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.stuck)
+}

@@ -11,7 +11,8 @@ import (
 // whatever the order of requests, and yields to the exact range where the
 // device, the monitor or a limit refuses.
 //
-//   - Overlap: live entries that overlap the request join it, up to MergeBytes.
+//   - Overlap: live entries that overlap the request join it, up to MergeBytes,
+//     if no VM operation has touched them.
 //     Two ranges that take turns and whose union is longer would push each other
 //     out for ever; so a range that comes back after it was pushed out may join
 //     beyond MergeBytes, up to [crowdFactor] times that.
@@ -73,7 +74,7 @@ func (c *Cache) gather(f *flight, dst []*entry) ([]*entry, Access) {
 		return victims, f.access
 	}
 	victims = c.join(f, victims)
-	grown := f.grows(victims)
+	grown := c.grows(f, victims)
 	switch {
 	case c.opts.MergeBytes < 0:
 	case grown:
@@ -85,7 +86,9 @@ func (c *Cache) gather(f *flight, dst []*entry) ([]*entry, Access) {
 	if f.optional = f.target != f.core; f.optional {
 		victims = f.set.spans.overlapping(f.target, victims[:0])
 		for _, e := range victims {
-			acc |= e.granted()
+			if c.unchanged(e) {
+				acc |= e.granted()
+			}
 		}
 	}
 	return victims, acc
@@ -101,7 +104,9 @@ func (c *Cache) join(f *flight, victims []*entry) []*entry {
 	for crowded := false; ; {
 		u, a := f.target, f.coreAccess
 		for _, e := range victims {
-			u, a = u.Union(e.rng()), a|e.granted()
+			if c.unchanged(e) {
+				u, a = u.Union(e.rng()), a|e.granted()
+			}
 		}
 		if u == f.target {
 			f.core, f.coreAccess = u, a
@@ -122,6 +127,9 @@ func (c *Cache) join(f *flight, victims []*entry) []*entry {
 	f.target, f.core, f.coreAccess = exact, exact, f.access
 	victims = f.set.spans.overlapping(exact, victims[:0])
 	for _, e := range victims {
+		if !c.unchanged(e) {
+			continue
+		}
 		f.coreAccess |= e.granted()
 		if !exact.Contains(e.rng()) {
 			c.merging.pushed.add(place{f.set, e.rng(), e.granted()})
@@ -172,10 +180,11 @@ func (c *Cache) crowd(f *flight, u Range, a Access) (Range, Access) {
 
 // grows notes whether f extends one of the entries that it overlaps at one end,
 // and reports whether that one did so too. mu must be held.
-func (f *flight) grows(victims []*entry) (again bool) {
+func (c *Cache) grows(f *flight, victims []*entry) (again bool) {
 	if n := len(victims); n > 0 {
 		for _, e := range [2]*entry{victims[0], victims[n-1]} {
-			if e.rng() != f.target && f.target.Contains(e.rng()) && (e.start == f.target.Start || e.end == f.target.End) {
+			if e.rng() != f.target && f.target.Contains(e.rng()) && (e.start == f.target.Start || e.end == f.target.End) &&
+				c.unchanged(e) {
 				f.grew = true
 				again = again || e.refs.Load()&refGrown != 0
 			}
@@ -262,7 +271,7 @@ func (c *Cache) takeNeighbours(f *flight) {
 				continue
 			}
 			u := f.target.Union(e.rng())
-			if (e.granted()^f.access)&remote != 0 || !c.mayJoin(f, u, false) || c.hasFailed(f.set, e.rng()) {
+			if (e.granted()^f.coreAccess)&remote != 0 || !c.unchanged(e) || !c.mayJoin(f, u, false) || c.hasFailed(f.set, e.rng()) {
 				continue
 			}
 			if held == nil {

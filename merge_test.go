@@ -237,6 +237,20 @@ func TestNeighboursStay(t *testing.T) {
 	release(t, &held)
 }
 
+// TestStaleOnesDontJoin: what a VM operation has touched is no reason to register
+// more than what is asked for.
+func TestStaleOnesDontJoin(t *testing.T) {
+	for _, n := range []int{1, 2} { // a neighbour, an overlapping one
+		c := newCounted(t, 64, &pindown.Options{MergeAbove: 1})
+		c.fake.DropNews(true)
+		c.use(t, 0, 8, 0)
+		c.pages = 0
+		c.fake.Table().Touch(vm.Range{Start: countedStart, End: countedStart + page})
+		c.use(t, 9-n, 17-n, 0)
+		check(t, "pages", c.pages, 8)
+	}
+}
+
 // TestNeighbourThatCannotJoin: a seam over which nothing can be registered is
 // tried once.
 func TestNeighbourThatCannotJoin(t *testing.T) {

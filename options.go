@@ -144,10 +144,10 @@ func (o *Options) withDefaults(lim device.Limits) Options {
 		c.MergeBytes = defaultMergeBytes
 	}
 	switch {
+	case c.MergeAbove < 0 || c.MergeBytes < 0:
+		c.MergeAbove = math.MaxInt
 	case c.MergeAbove == 0:
 		c.MergeAbove = max(c.MaxRegions/2, 1)
-	case c.MergeAbove < 0:
-		c.MergeAbove = math.MaxInt
 	}
 	if c.AheadBytes == 0 {
 		c.AheadBytes = max(c.MergeBytes, 0)

@@ -114,6 +114,19 @@ func TestDeregisterIsGivenUp(t *testing.T) {
 		check(t, "watches left", s.fake.Table().Stats().Used, 0)
 		s.disown(t)
 	}
+	// Nor is what stays busy tried for ever.
+	busy := newStubborn(t, device.ErrBusy, pindown.Options{})
+	busy.use(t, busy.buf(0, page), 0)
+	busy.refuse.Store(1 << 40)
+	if _, err := busy.Invalidate(vm.RangeOf(busy.mem)); err != nil {
+		t.Fatal(err)
+	}
+	busy.expect(t, pindown.EventBackgroundError)
+	eventually(t, "giving up", func() bool { return busy.RetryNow() == 0 && busy.Stats().Regions == 0 })
+	busy.expect(t, pindown.EventLeaked)
+	check(t, "leaked", busy.Stats().Leaked, 1)
+	check(t, "tried again", busy.Stats().DeregisterRetries, 24)
+	busy.disown(t)
 	// What the device doesn't know isn't leaked.
 	s := newStubborn(t, device.ErrNotRegistered, pindown.Options{})
 	s.use(t, s.buf(0, page), 0)
