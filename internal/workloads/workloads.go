@@ -64,14 +64,14 @@ func All() []Workload {
 }
 
 // Prepare makes the workload ready in dir, an empty directory. Scale is about
-// how many seconds it runs. The error wraps [ErrMissing] if it needs something
+// how many seconds it runs on an idle machine; 0 is a moment. The error wraps [ErrMissing] if it needs something
 // that isn't there.
 func (w *Workload) Prepare(ctx context.Context, dir string, scale int) (*Prepared, error) {
 	module, err := moduleRoot(ctx)
 	if err != nil {
 		return nil, err
 	}
-	p := &place{dir: dir, module: module, scale: max(1, scale)}
+	p := &place{dir: dir, module: module, scale: scale}
 	if err := w.prepare(ctx, p); err != nil {
 		return nil, fmt.Errorf("prepare workload %s: %w", w.Name, err)
 	}
@@ -116,6 +116,12 @@ func (p *place) file(name string) (string, error) {
 	return path, os.WriteFile(path, b, 0o755) //nolint:gosec // Another user may have to run it.
 }
 
+// rounds returns how often a workload does its work.
+func (p *place) rounds(perSecond int) string {
+	const fewest = 40
+	return strconv.Itoa(max(fewest, perSecond*p.scale))
+}
+
 // data makes a file to read from.
 func (p *place) data() (string, error) {
 	const size = 64 << 20
@@ -142,7 +148,7 @@ func prepareGoServer(ctx context.Context, p *place) error {
 		return err
 	}
 	const perSecond = 500
-	p.out.Command = []string{program, "-requests", strconv.Itoa(perSecond * p.scale)}
+	p.out.Command = []string{program, "-requests", p.rounds(perSecond)}
 	return nil
 }
 
@@ -165,7 +171,7 @@ func prepareMalloc(fixed bool) func(context.Context, *place) error {
 			return err
 		}
 		const perSecond = 1000
-		p.out.Command = []string{program, data, strconv.Itoa(perSecond * p.scale)}
+		p.out.Command = []string{program, data, p.rounds(perSecond)}
 		if fixed {
 			p.out.Env = []string{"MALLOC_MMAP_THRESHOLD_=131072"}
 		}
@@ -187,7 +193,7 @@ func preparePython(_ context.Context, p *place) error {
 		return err
 	}
 	const perSecond = 60
-	p.out.Command = []string{path, source, data, strconv.Itoa(perSecond * p.scale)}
+	p.out.Command = []string{path, source, data, p.rounds(perSecond)}
 	return nil
 }
 
@@ -202,7 +208,7 @@ func prepareRedis(_ context.Context, p *place) error {
 		return err
 	}
 	const perSecond = 2000
-	p.out.Command = []string{"/bin/sh", script, p.dir, strconv.Itoa(perSecond * p.scale)}
+	p.out.Command = []string{"/bin/sh", script, p.dir, p.rounds(perSecond)}
 	return nil
 }
 
@@ -215,7 +221,7 @@ func preparePostgreSQL(ctx context.Context, p *place) error {
 	if err != nil {
 		return err
 	}
-	p.out.Command = []string{"/bin/sh", script, found[len(found)-1], p.dir, strconv.Itoa(p.scale)}
+	p.out.Command = []string{"/bin/sh", script, found[len(found)-1], p.dir, strconv.Itoa(max(1, p.scale))}
 	if os.Geteuid() != 0 {
 		return run(ctx, p.dir, "/bin/sh", script, found[len(found)-1], p.dir, "init")
 	}
