@@ -530,12 +530,15 @@ func (q *Queue) await(ctx context.Context) error {
 		defer q.mu.Unlock()
 		return q.d.lib.GetCQEvent(q.ch) == nil
 	})
-	switch {
-	case ctx.Err() != nil:
+	if ctx.Err() != nil {
 		return ctx.Err()
-	case errors.Is(err, os.ErrClosed):
-		return device.ErrClosed
-	case err != nil && !errors.Is(err, os.ErrDeadlineExceeded):
+	}
+	// What a raw read says of a closed file isn't os.ErrClosed.
+	if err := q.begin(); err != nil {
+		return err
+	}
+	q.mu.Unlock()
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 		return err
 	}
 	return nil
