@@ -227,6 +227,10 @@ type flight struct {
 	done       chan struct{} // made by the first who waits; guarded by mu
 	perUse     PerUseCause   // why it wasn't cached; valid once done is closed
 	void       bool          // Invalidate has been called for it; guarded by mu
+	// crowded says that live entries may overlap the target; if not, they do
+	// only if the set's spans.inserted has changed.
+	crowded  bool
+	inserted uint64
 }
 
 // takeOff returns a flight that isn't listed yet. mu must be held.
@@ -235,7 +239,7 @@ func (c *Cache) takeOff(want Range, access Access, set *regionSet) *flight {
 	if c.spare = nil; f == nil {
 		f = new(flight)
 	}
-	*f = flight{want: want, access: access, set: set}
+	*f = flight{want: want, access: access, set: set, crowded: true}
 	return f
 }
 
@@ -281,7 +285,8 @@ func (c *Cache) miss(ctx context.Context, want Range, access Access, stale *entr
 			return Region{}, fmt.Errorf("acquire %v: %w", want, ErrClosed)
 		}
 		set := c.set(access)
-		if e := set.spans.covering(want); e != nil && e.granted().Covers(access) {
+		over := set.spans.first(want)
+		if over != nil && over.covers(want) && over.granted().Covers(access) {
 			// Published since the hit was tried; or stale, and then the next
 			// try retires it.
 			c.mu.Unlock()
@@ -290,7 +295,7 @@ func (c *Cache) miss(ctx context.Context, want Range, access Access, stale *entr
 		if !counted {
 			counted = true
 			if cause == MissInvalid {
-				cause = set.whyNot(want)
+				cause = whyNot(over, want)
 			}
 			c.stats.misses[cause].Add(1)
 		}
@@ -346,13 +351,12 @@ func (c *Cache) miss(ctx context.Context, want Range, access Access, stale *entr
 	}
 }
 
-// whyNot returns why no live entry serves r. mu must be held.
-func (s *regionSet) whyNot(r Range) MissCause {
-	var overlapping [1]*entry
+// whyNot returns why no live entry serves r, given the first that overlaps it.
+func whyNot(over *entry, r Range) MissCause {
 	switch {
-	case s.spans.some(r, overlapping[:]) == 0:
+	case over == nil:
 		return MissAbsent
-	case overlapping[0].start <= r.Start && r.End <= overlapping[0].end:
+	case over.covers(r):
 		return MissAccess
 	default:
 		return MissPartial
@@ -367,6 +371,7 @@ func (s *regionSet) whyNot(r Range) MissCause {
 func (c *Cache) plan(f *flight) (acc Access, wait bool) {
 	var buf [4]*entry
 	victims, acc := c.gather(f, buf[:0])
+	f.crowded, f.inserted = len(victims) > 0, f.set.spans.inserted
 	c.flights = append(c.flights, f)
 	if !c.fits(f.target) {
 		// It will never fit: register beside the cache.

@@ -325,10 +325,12 @@ func (c *Cache) publish(f *flight, e *entry) {
 		c.limbo[e] = struct{}{}
 		c.state.Or(stateDead)
 	} else {
-		var buf [4]*entry
-		if old := f.set.spans.overlapping(e.rng(), buf[:0]); len(old) > 0 {
-			c.retireAll(Event{Kind: EventEvicted, Cause: EvictMerge}, old...)
-			c.wakeForGraves()
+		if f.crowded || f.inserted != f.set.spans.inserted {
+			var buf [4]*entry
+			if old := f.set.spans.overlapping(e.rng(), buf[:0]); len(old) > 0 {
+				c.retireAll(Event{Kind: EventEvicted, Cause: EvictMerge}, old...)
+				c.wakeForGraves()
+			}
 		}
 		// Word before stamp, as in a hit.
 		if word := c.table.Word(); !word.Busy() && !word.Lost() && c.table.Stamp(&e.watch) == e.stamp {

@@ -57,6 +57,8 @@ const (
 
 func (e *entry) rng() vm.Range { return vm.Range{Start: e.start, End: e.end} }
 
+func (e *entry) covers(r Range) bool { return e.start <= r.Start && r.End <= e.end }
+
 func (e *entry) granted() device.Access { return device.Access(e.access) }
 
 // dead reports whether e serves no hits any more.

@@ -291,7 +291,7 @@ func indexFill(lists int) int {
 // more, and voids the old one. It also sheds the overflow marks that removals
 // leave behind.
 func (x *index) rebuild(n int) *indexTable {
-	room := n + n/2
+	room := 2 * n
 	if n <= x.expected {
 		room = min(room, x.expected+x.expected/256+1)
 	}
@@ -324,15 +324,56 @@ func (x *index) rebuild(n int) *indexTable {
 // marked as overflowed.
 func (x *index) fresh(buckets int) (t *indexTable, marked int) {
 	t = newIndexTable(buckets)
-	x.each(func(e *entry) {
-		level, first, last := indexBlocks(e)
-		span, seen := spanOf(e), x.seen(e)
-		for b := first; b <= last; b++ {
-			marked += t.add(indexHash(level, b), e, span, seen)
+	t.levels.Store(x.table.Load().levels.Load())
+	rest := false
+	old := x.table.Load()
+	for i := range old.buckets {
+		b := &old.buckets[i]
+		if b.meta.Load()&^overflowed == 0 {
+			continue
 		}
-		t.levels.Or(1 << level)
-	})
+		for j := range b.list {
+			l := &b.list[j]
+			span := l.span.Load()
+			if span == 0 {
+				continue
+			}
+			// Most are listed once, and the span tells where: the entry, which
+			// is far away, needn't be read.
+			level, block, once := spanBlock(span)
+			if !once {
+				rest = true
+				continue
+			}
+			marked += t.add(indexHash(level, block), l.e.Load(), span, l.seen.Load())
+		}
+	}
+	if rest {
+		x.each(func(e *entry) {
+			span := spanOf(e)
+			if _, _, once := spanBlock(span); once {
+				return
+			}
+			seen := x.seen(e)
+			level, first, last := indexBlocks(e)
+			for b := first; b <= last; b++ {
+				marked += t.add(indexHash(level, b), e, span, seen)
+			}
+		})
+	}
 	return t, marked
+}
+
+// spanBlock returns the level and block under which an entry with the given span
+// is listed, if that is one and the span tells.
+func spanBlock(span uint64) (level, block uint64, once bool) {
+	first, pages := span>>spanFirstShift, span&spanPagesMask
+	if pages == 0 {
+		return 0, 0, false
+	}
+	level = min(uint64(bits.Len64(pages)-1)/indexFanoutShift, indexLevels-1)
+	block = first >> (level * indexFanoutShift)
+	return level, block, block == (first+pages-1)>>(level*indexFanoutShift)
 }
 
 // add lists e under h and returns the number of buckets that it newly marked

@@ -238,7 +238,7 @@ func (c *Cache) roomBeside(r Range, victims []*entry) uint64 {
 func (c *Cache) clip(f *flight, u Range) Range {
 	t := f.target
 	if u.End > t.End {
-		f.set.spans.from(t.End, func(e *entry) bool { u.End = max(min(u.End, e.start), t.End); return false })
+		f.set.spans.from(t.End, ^uintptr(0), func(e *entry) bool { u.End = max(min(u.End, e.start), t.End); return false })
 		for _, p := range c.merging.failed.list {
 			if p.set == f.set && p.rng.Start <= t.End && t.End < p.rng.End {
 				u.End = min(u.End, t.End+(p.rng.End-t.End)/2)

@@ -247,7 +247,7 @@ func (c *Cache) lookAgain() {
 	}
 	for _, s := range c.sets {
 		idle := false
-		s.spans.from(0, func(e *entry) bool {
+		s.spans.from(0, ^uintptr(0), func(e *entry) bool {
 			idle = held.of(e) == 0
 			return !idle
 		})

@@ -317,17 +317,8 @@ func (t *Table) adopt() error {
 // Each slot in use but the root holds one unit of its parent's wantBelow, so
 // that a slot in use implies its ancestors and only new slots climb.
 func (t *Table) want(tag uint64) uint32 {
-	// Up to the nearest block that is there; the root always is.
 	level, block := tagLevel(tag), tagBlock(tag)
-	at := level
-	var slot uint32
-	for ; at < rootLevel; at++ {
-		s, ok := t.lookup(makeTag(at, block>>((at-level)*FanoutShift)))
-		if ok {
-			slot = s
-			break
-		}
-	}
+	at, slot := t.nearest(level, block)
 	// And down again, as far as there is room.
 	for at > level {
 		child, away, ok := t.claim(makeTag(at-1, block>>((at-1-level)*FanoutShift)), slot)
@@ -353,6 +344,26 @@ func childUnits(away bool) uint32 {
 	return 1
 }
 
+// nearest returns the level and slot of a block, or of its nearest ancestor that
+// is there; the root always is. A block that isn't at home costs a look at other
+// buckets only if its parent has children away from home. mu must be held.
+func (t *Table) nearest(level int, block uint64) (at int, slot uint32) {
+	if level == rootLevel {
+		return rootLevel, 0
+	}
+	tag := makeTag(level, block)
+	if b, i, n := t.find(tag, false); b != nil {
+		return level, uint32(n)*bucketSlots + uint32(i)
+	}
+	at, slot = t.nearest(level+1, block>>FanoutShift)
+	if b, i := t.slot(slot); at == level+1 && b.wantBelow[i].Load()>>farShift != 0 {
+		if b, i, n := t.find(tag, true); b != nil {
+			return level, uint32(n)*bucketSlots + uint32(i)
+		}
+	}
+	return at, slot
+}
+
 // unwant takes back what want added. mu must be held.
 func (t *Table) unwant(slot uint32) {
 	b, i := t.slot(slot)
@@ -365,12 +376,6 @@ func (t *Table) unwant(slot uint32) {
 		b, i = t.slot(slot)
 		b.wantBelow[i].Add(-units)
 	}
-}
-
-// lookup returns the slot of a block that isn't the root.
-func (t *Table) lookup(tag uint64) (uint32, bool) {
-	b, i, n := t.find(tag, true)
-	return uint32(n)*bucketSlots + uint32(i), b != nil
 }
 
 // claim takes a free slot for a tag that isn't there, at home if there is room.
