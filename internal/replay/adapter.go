@@ -37,7 +37,7 @@ type Adapter struct {
 
 const (
 	simPage     = 4096
-	simMaxPages = 1 << 18 // of a registration
+	simMaxPages = 1 << 15 // of a registration
 	simSpaceEnd = 1 << 36 // pages
 )
 
@@ -160,7 +160,8 @@ func (a *adapter) change(space uint32, start, end uint64, regions []*region) {
 		a.fail(m.space.Dontneed(simRange(start, end)))
 	default:
 		for _, r := range regions {
-			if from, to := max(start, r.start), min(end, r.end); from < to {
+			// Those that were left out may be as long.
+			if from, to := max(start, r.start), min(end, r.end); from < to && r.pin != nil {
 				a.fail(m.space.Dontneed(simRange(from, to)))
 			}
 		}

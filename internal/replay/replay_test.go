@@ -339,7 +339,7 @@ func TestAnything(t *testing.T) {
 	times := rapid.OneOf(rapid.Int64Range(0, 10000), rapid.Int64Range(0, 1<<62-1))
 	rapid.Check(t, func(rt *rapid.T) {
 		var events []*trace.Event
-		for range rapid.IntRange(0, 60).Draw(rt, "events") {
+		for range rapid.IntRange(0, 40).Draw(rt, "events") {
 			e := &trace.Event{
 				Kind: trace.Kind(rapid.IntRange(1, 4).Draw(rt, "kind")), PID: rapid.Uint32Range(0, 3).Draw(rt, "pid"),
 				Start: time.Duration(times.Draw(rt, "start")), Duration: time.Duration(times.Draw(rt, "duration")),
@@ -356,10 +356,17 @@ func TestAnything(t *testing.T) {
 			}
 			events = append(events, e)
 		}
-		res := run(t, write(t, events...), &replay.Options{
+		r, err := trace.NewReader(bytes.NewReader(write(t, events...)))
+		if err != nil {
+			rt.Fatal(err)
+		}
+		res, err := replay.Run(t.Context(), r, &replay.Options{
 			MaxBytes: rapid.SampledFrom([]uint64{0, 1, 1 << 20, 1<<64 - 1}).Draw(rt, "max"), MaxRegions: rapid.IntRange(0, 3).Draw(rt, "regions"),
-			Simhca: rapid.Bool().Draw(rt, "simhca"),
+			Simhca: rapid.IntRange(0, 3).Draw(rt, "simhca") == 0,
 		})
+		if err != nil {
+			rt.Fatal(err)
+		}
 		for _, x := range res.Policies {
 			if gone := x.Deregister.Count + x.Reclaimed.Count + x.Closed.Count + x.Left.Count; gone != x.Register.Count {
 				rt.Fatalf("%v: registered %+v, gone or left %d", x.Policy, x.Register, gone)
