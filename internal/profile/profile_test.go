@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/pindown/pindown/trace"
@@ -335,5 +337,39 @@ func TestCountsSurviveLoss(t *testing.T) {
 	var text bytes.Buffer
 	if err := res.WriteText(&text); err != nil || !strings.Contains(text.String(), "Lost: ") {
 		t.Errorf("%v: %s", err, text.String())
+	}
+}
+
+// TestEnd: a signal is passed on, and the end of the context kills the program.
+func TestEnd(t *testing.T) {
+	skipShort(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	signals := make(chan os.Signal, 1)
+	for _, tt := range []struct {
+		name string
+		do   func()
+		code int
+	}{
+		{"signal", func() { signals <- syscall.SIGTERM }, 143},
+		{"context", cancel, 137},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var once sync.Once
+			res, err := Run(ctx, &Options{
+				Command: []string{"sleep", "1000"}, Signals: signals, Progress: func(*Progress) { once.Do(tt.do) },
+			})
+			need(t, !errors.Is(err, ErrNotSupported), fmt.Sprint("BPF: ", err))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if res.ExitCode != tt.code || res.Signal == "" {
+				t.Errorf("exit code %d, signal %q", res.ExitCode, res.Signal)
+			}
+		})
+	}
+	for _, o := range []Options{{}, {Command: []string{"true"}, PID: 1}, {PID: -1}} {
+		if _, err := Run(context.Background(), &o); err == nil {
+			t.Errorf("no error of %+v", o)
+		}
 	}
 }
