@@ -55,6 +55,7 @@ It fails if a block is wrong in any mode but no-monitor.`,
 		},
 	}
 	o.addFlags(cmd.Flags())
+	cmd.AddCommand(newDemoUpdateCommand())
 	// The names are fixed: no error is possible.
 	_ = cmd.RegisterFlagCompletionFunc("churn", cobra.FixedCompletions(demo.Churns(), cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("monitor", cobra.FixedCompletions(monitorNames(), cobra.ShellCompDirectiveNoFileComp))

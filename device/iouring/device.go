@@ -54,7 +54,7 @@ type Options struct {
 }
 
 // Device is a run of slots of an io_uring's fixed-buffer table. It implements
-// [device.Updater] and is safe for concurrent use; the kernel takes one
+// [device.Updater] and [device.RevokingUpdater] and is safe for concurrent use; the kernel takes one
 // registration of a ring at a time.
 type Device struct {
 	ring   *Ring         // immutable; nil unless made by Open.
@@ -79,6 +79,8 @@ type slot struct {
 	gen  uint32 // odd while registered.
 	next uint32 // link of the free list, plus one.
 	busy bool   // a call on it is in the kernel.
+
+	revoked bool // registered, but empty.
 }
 
 // fifo is a queue of free slots, linked through slot.next. Indices are stored
@@ -88,7 +90,10 @@ type fifo struct {
 	n          int
 }
 
-var _ device.Updater = (*Device)(nil)
+var (
+	_ device.Updater         = (*Device)(nil)
+	_ device.RevokingUpdater = (*Device)(nil)
+)
 
 // Open makes a ring and a device on all of its slots. [Device.Ring] returns
 // the ring; Close closes both.
@@ -488,7 +493,7 @@ func (d *Device) Deregister(reg device.Registration) error {
 	}
 	// ENXIO: the ring's owner unregistered the table, the key is dead.
 	s.gen++
-	s.r = vm.Range{}
+	s.r, s.revoked = vm.Range{}, false
 	d.live--
 	d.pushLocked(i)
 	return nil
@@ -501,24 +506,66 @@ func (d *Device) Deregister(reg device.Registration) error {
 // The new pages are charged before the old are given back, so at the limit
 // Update fails with ErrNoMemory where Deregister and Register would work.
 func (d *Device) Update(ctx context.Context, reg device.Registration) (device.Registration, error) {
-	if err := ctx.Err(); err != nil {
-		return device.Registration{}, fmt.Errorf("iouring: update slot %d, %v: %w", reg.LocalKey, reg.Range, err)
-	}
-	i, err := d.enter(reg)
+	err := d.point(ctx, reg, reg.Range, false)
 	if err != nil {
 		return device.Registration{}, fmt.Errorf("iouring: update slot %d, %v: %w", reg.LocalKey, reg.Range, err)
-	}
-	err = d.call(d.first+i, reg.Range)
-
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	defer d.doneLocked()
-	d.slots[i].busy = false
-	if err != nil {
-		return device.Registration{}, fmt.Errorf("iouring: update slot %d, %v: %w", reg.LocalKey, reg.Range, callError("io_uring_register", err))
 	}
 	reg.Access = device.LocalWrite
 	return reg, nil
+}
+
+// Revoke implements [device.RevokingUpdater]: it empties the slot. Requests in
+// flight keep their pages, as a request takes hold of them when it begins: who has
+// to know that they are over waits for their completions. Those posted later fail
+// with EFAULT.
+func (d *Device) Revoke(ctx context.Context, reg device.Registration) error {
+	if err := d.point(ctx, reg, vm.Range{}, false); err != nil && !errors.Is(err, device.ErrRevoked) {
+		return fmt.Errorf("iouring: revoke slot %d, %v: %w", reg.LocalKey, reg.Range, err)
+	}
+	return nil
+}
+
+// Load implements [device.RevokingUpdater]: it fills the slot again.
+func (d *Device) Load(ctx context.Context, reg device.Registration) (device.Registration, error) {
+	if err := d.point(ctx, reg, reg.Range, true); err != nil {
+		return device.Registration{}, fmt.Errorf("iouring: load slot %d, %v: %w", reg.LocalKey, reg.Range, err)
+	}
+	reg.Access = device.LocalWrite
+	return reg, nil
+}
+
+// point points the slot of a live registration, which is revoked or not, at r, or
+// at nothing if r is empty.
+func (d *Device) point(ctx context.Context, reg device.Registration, r vm.Range, revoked bool) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	i, err := d.enter(reg)
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	is := d.slots[i].revoked
+	d.mu.Unlock()
+	switch {
+	case is && !revoked:
+		err = device.ErrRevoked
+	case !is && revoked:
+		err = device.ErrNotRevoked
+	default:
+		if err = d.call(d.first+i, r); err != nil {
+			err = callError("io_uring_register", err)
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	defer d.doneLocked()
+	s := &d.slots[i]
+	s.busy = false
+	if err == nil {
+		s.revoked = r.Empty()
+	}
+	return err
 }
 
 // Close empties the device's slots, whatever is still registered, and closes

@@ -3,7 +3,8 @@
 // A [Device] owns a run of slots of one ring's table: on a ring that the
 // program has already, from any library ([New]), or on one that it opens
 // itself ([Open]). A registration's local key is the slot: the buf_index of
-// READ_FIXED and WRITE_FIXED. A device is also a [device.Updater]: pointing a
+// READ_FIXED and WRITE_FIXED. A device is also a [device.Updater] and a
+// [device.RevokingUpdater]: a slot can be emptied and filled again, and pointing a
 // slot at the pages now mapped is one step in the kernel, requests in flight
 // keep the pages they started with.
 //

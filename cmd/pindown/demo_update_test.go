@@ -1,0 +1,63 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestDemoUpdateJSON(t *testing.T) {
+	out, code, err := execute(t, "demo", "update", "--json", "--replacements", "10", "--pages", "2")
+	if code != exitOK {
+		t.Fatalf("exit code %d, %v", code, err)
+	}
+	m := object(t, out)
+	policies, _ := m["policies"].([]any)
+	if len(policies) != 4 {
+		t.Fatalf("%d policies", len(policies))
+	}
+	for i, name := range []string{"none", "drop", "update-strict", "update-atomic"} {
+		p := policies[i].(map[string]any)
+		number := func(key string) float64 {
+			n, ok := p[key].(float64)
+			if !ok {
+				t.Errorf("%s: %s is %v", name, key, p[key])
+			}
+			return n
+		}
+		if p["name"] != name {
+			t.Errorf("policy %d is %v, want %s", i, p["name"], name)
+		}
+		if number("peer_writes") < 200 || number("lost") > 0 != (name == "none") ||
+			number("errors") > 0 != (name == "drop") || number("key_changes") > 0 != (name == "drop") {
+			t.Errorf("%v", p)
+		}
+	}
+}
+
+func TestDemoUpdateText(t *testing.T) {
+	out, code, err := execute(t, "demo", "update", "--replacements", "3")
+	if code != exitOK {
+		t.Fatalf("exit code %d, %v", code, err)
+	}
+	for _, want := range []string{"none", "drop", "update-strict", "update-atomic", "key changes"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in:\n%s", want, out)
+		}
+	}
+}
+
+func TestDemoUpdateUsage(t *testing.T) {
+	for args, want := range map[string]string{
+		"demo update extra":                   "unknown command",
+		"demo update --nosuch":                "unknown flag",
+		"demo update --replacements 0":        "at least 1",
+		"demo update --replacements 99999999": "at most",
+		"demo update --pages 0":               "at least 1",
+		"demo update --pages 5000":            "at most",
+	} {
+		_, code, err := execute(t, strings.Fields(args)...)
+		if code != exitUsage || err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: exit code %d, error %v, want %d and %q", args, code, err, exitUsage, want)
+		}
+	}
+}
