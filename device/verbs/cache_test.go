@@ -2,12 +2,14 @@ package verbs_test
 
 import (
 	"bytes"
+	"errors"
 	"log/slog"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/pindown/pindown"
+	"github.com/pindown/pindown/device/verbs"
 	"github.com/pindown/pindown/monitor/manual"
 	"github.com/pindown/pindown/vm"
 )
@@ -98,4 +100,71 @@ func TestCacheUpdate(t *testing.T) {
 func TestCacheUpdateFallback(t *testing.T) {
 	fakeSet(t, setReregDeny, 7)
 	TestCacheUpdate(t)
+}
+
+// What stays in the cache is not left open to peers: they get a key for one
+// transfer, by a memory window of either type.
+func TestCacheExpose(t *testing.T) {
+	d := open(t, nil)
+	m, err := manual.New(nil)
+	must(t, err)
+	defer m.Close()
+	cache, err := pindown.New(d, &pindown.Options{Monitor: m, MergeBytes: -1})
+	must(t, err)
+	ctx := t.Context()
+	src, dst := mapMemory(t, 1), mapMemory(t, 1)
+	from := register(t, d, src, pindown.LocalWrite)
+	owner := connected(t, d) // b is the owner of dst, a its peer.
+	// write is what the peer does with a key.
+	write := func(p *pair, c byte, key uint32) error {
+		fill(src, c)
+		must(t, p.a.Write(1, vm.RangeOf(src), from.LocalKey, addr(dst), key))
+		return p.a.Do(ctx)
+	}
+	refused := func(key uint32) {
+		t.Helper()
+		if err := write(connected(t, d), 'x', key); !errors.Is(err, verbs.ErrCompletion) || bytes.ContainsRune(dst, 'x') {
+			t.Errorf("write under key %#x: %v, or it arrived", key, err)
+		}
+	}
+	const access = pindown.LocalWrite | pindown.WindowBind
+	r, err := cache.Acquire(ctx, dst, access)
+	must(t, err)
+	refused(r.RemoteKey())
+	keys := map[uint32]bool{}
+	for c := byte('a'); c < 'e'; c++ {
+		x, err := r.Expose(ctx, r.Range(), pindown.RemoteWrite)
+		must(t, err)
+		if keys[x.RemoteKey()] {
+			t.Errorf("key %#x again", x.RemoteKey())
+		}
+		keys[x.RemoteKey()] = true
+		if err := write(owner, c, x.RemoteKey()); err != nil || !bytes.Equal(dst, src) {
+			t.Errorf("write under an exposure: %v, or it didn't arrive", err)
+		}
+		must(t, x.Revoke(ctx))
+	}
+	for key := range keys {
+		refused(key)
+	}
+	// Windows of type 2, in the order of the owner's queue.
+	k, err := cache.NewFastKey(ctx, owner.b, uint64(len(dst)))
+	must(t, err)
+	for c := byte('k'); c < 'n'; c++ {
+		key, err := k.Register(r, r.Range(), pindown.RemoteWrite, nil)
+		must(t, err, owner.b.Do(ctx))
+		if err := write(owner, c, key); err != nil || !bytes.Equal(dst, src) {
+			t.Errorf("write under a fast key: %v, or it didn't arrive", err)
+		}
+		must(t, k.Invalidate(nil), owner.b.Do(ctx))
+		refused(key)
+	}
+	must(t, k.Close(), r.Release())
+	again, err := cache.Acquire(ctx, dst, access)
+	must(t, err, again.Release())
+	if s := cache.Stats(); s.Hits != 1 || s.Register.Count != 1 {
+		t.Errorf("%d hits, %d registrations, want one of each", s.Hits, s.Register.Count)
+	}
+	t.Logf("device %s: %d exposures and 3 fast keys over one registration, each dead after it was revoked", d.Info().Name, len(keys))
+	must(t, cache.Close())
 }
