@@ -81,7 +81,7 @@ func Presets() []Model {
 		},
 		{
 			Name: "ucx",
-			Source: "UCX's model for InfiniBand adapters: MEM_REG_OVERHEAD=16us, MEM_REG_GROWTH=0.06ns per byte, RCACHE_OVERHEAD=180ns " +
+			Source: "UCX's model for InfiniBand adapters: MEM_REG_OVERHEAD=16us, MEM_REG_GROWTH=0.06ns per byte, RCACHE_OVERHEAD=180ns (90ns in older versions, \"auto\" in the latest) " +
 				"(uct_ib_md_config_table in src/uct/ib/base/ib_md.c, src/uct/base/uct_md.c); touch: this cache's",
 			Assumed:  "deregistering costs as much as registering: UCX has no figure for it",
 			Register: Cost{Call: 16000, Page: 0.06 * modelPage}, Deregister: Cost{Call: 16000, Page: 0.06 * modelPage},
