@@ -1,6 +1,7 @@
 package vm_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"regexp"
 	"strconv"
@@ -22,6 +23,20 @@ func TestVerbs(t *testing.T) {
 	})
 	t.Run("profile", func(t *testing.T) {
 		m.RunTests(t, vm.TestBinary{Pkg: "./internal/profile", Run: "TestDevices", FailOnSkip: true, Timeout: 10 * time.Minute})
+	})
+	t.Run("doctor", func(t *testing.T) {
+		if err := m.PutProgram(t.Context(), guestPath, buildCommand(t, "cmd/pindown")); err != nil {
+			t.Fatal(err)
+		}
+		out := m.Command(t, guestPath, "doctor", "--trial", "device/verbs")
+		t.Log(out)
+		var found struct {
+			Usable bool
+			Reason string
+		}
+		if err := json.Unmarshal([]byte(out), &found); err != nil || !found.Usable || !strings.Contains(found.Reason, "rxe0") {
+			t.Errorf("%v", err)
+		}
 	})
 	t.Run("copy", func(t *testing.T) { testCopies(t, m) })
 	t.Run("nobody", func(t *testing.T) {
