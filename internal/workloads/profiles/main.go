@@ -20,6 +20,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/pindown/pindown/device"
 	"github.com/pindown/pindown/device/iouring"
 	"github.com/pindown/pindown/internal/calibrate"
@@ -34,7 +36,18 @@ type options struct {
 	only        string
 	doc, data   string
 	keep        string
+	render      bool
 	models      []replay.Model
+}
+
+// measured is all figures, as they are in the file of data.
+type measured struct {
+	Kernel    string         `json:"kernel"`
+	Arch      string         `json:"arch"`
+	CPUs      int            `json:"cpus"`
+	Go        string         `json:"go"`
+	Models    []replay.Model `json:"models"`
+	Workloads []*figures     `json:"workloads"`
 }
 
 func main() {
@@ -45,6 +58,7 @@ func main() {
 	flag.StringVar(&o.doc, "doc", "docs/vm-activity.md", "the document")
 	flag.StringVar(&o.data, "data", "docs/vm-activity.json", "all figures")
 	flag.StringVar(&o.keep, "keep", "", "keep the recordings in this `directory`")
+	flag.BoolVar(&o.render, "render", false, "measure nothing: make the tables from the file of figures")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -88,12 +102,49 @@ type figures struct {
 type split map[string]map[string][]float64
 
 func (o *options) run(ctx context.Context) error {
-	var all []*figures
+	var all *measured
 	var err error
-	if o.models, err = costModels(ctx); err != nil {
+	if o.render {
+		all, err = o.load()
+	} else {
+		all, err = o.measureAll(ctx)
+	}
+	if err != nil {
 		return err
 	}
-	models := o.models
+	var tables bytes.Buffer
+	write(&tables, all)
+	if o.only != "" {
+		_, err := tables.WriteTo(os.Stdout)
+		return err
+	}
+	return replaceFigures(o.doc, tables.Bytes())
+}
+
+func (o *options) load() (*measured, error) {
+	b, err := os.ReadFile(o.data)
+	if err != nil {
+		return nil, err
+	}
+	var all measured
+	return &all, json.Unmarshal(b, &all)
+}
+
+func (o *options) measureAll(ctx context.Context) (_ *measured, err error) {
+	if o.models, err = costModels(ctx); err != nil {
+		return nil, err
+	}
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return nil, err
+	}
+	var major, minor int
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &major, &minor); err != nil {
+		return nil, err
+	}
+	all := &measured{
+		Kernel: fmt.Sprintf("Linux %d.%d", major, minor), Arch: runtime.GOARCH, CPUs: runtime.NumCPU(), Go: runtime.Version(), Models: o.models,
+	}
 	for _, w := range workloads.All() {
 		if o.only != "" && w.Name != o.only {
 			continue
@@ -104,24 +155,18 @@ func (o *options) run(ctx context.Context) error {
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("workload %s: %w", w.Name, err)
+			return nil, fmt.Errorf("workload %s: %w", w.Name, err)
 		}
-		all = append(all, f)
+		all.Workloads = append(all.Workloads, f)
 	}
-	var tables bytes.Buffer
-	write(&tables, all, models, o)
 	if o.only != "" {
-		_, err := tables.WriteTo(os.Stdout)
-		return err
+		return all, nil
 	}
-	if err := replaceFigures(o.doc, tables.Bytes()); err != nil {
-		return err
-	}
-	b, err := json.MarshalIndent(map[string]any{"workloads": all, "models": models}, "", "  ")
+	b, err := json.MarshalIndent(all, "", " ")
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return os.WriteFile(o.data, append(b, '\n'), 0o644) //nolint:gosec // It is for everybody.
+	return all, os.WriteFile(o.data, append(b, '\n'), 0o644) //nolint:gosec // It is for everybody.
 }
 
 // costModels returns the presets, and this machine's if it can be measured.
@@ -306,13 +351,18 @@ func replaceFigures(path string, tables []byte) error {
 	return os.WriteFile(path, slices.Concat(before, []byte(begin), tables, []byte(end), after), 0o644) //nolint:gosec // It is for everybody.
 }
 
-func write(w io.Writer, all []*figures, models []replay.Model, o *options) {
+func write(w io.Writer, data *measured) {
+	all, models := data.Workloads, data.Models
 	var costs strings.Builder
 	for _, m := range models {
 		fmt.Fprintf(&costs, "- **%s**: registering %.3g µs and %.3g ns a page, deregistering %.3g µs and %.3g ns. %s. Assumed: %s.\n",
 			m.Name, m.Register.Call/1000, m.Register.Page, m.Deregister.Call/1000, m.Deregister.Page, m.Source, cmp.Or(m.Assumed, "nothing"))
 	}
-	fmt.Fprintf(w, "\nMedian of %d runs, in parentheses the least and the most. %s, %d CPUs.\n\n", o.runs, runtime.GOARCH, runtime.NumCPU())
+	runs := 0
+	for _, f := range all {
+		runs = max(runs, len(f.Seconds))
+	}
+	fmt.Fprintf(w, "\nMedian of %d runs, in parentheses the least and the most. %s, %s, %d CPUs, %s.\n\n", runs, data.Kernel, data.Arch, data.CPUs, data.Go)
 	fmt.Fprintln(w, "### What the programs do")
 	fmt.Fprintln(w, "\n| Program | Seconds | VM operations/s | that change pages/s | Time in them | Uses/s | Mean use | Profiling |")
 	fmt.Fprintln(w, "|---|---:|---:|---:|---:|---:|---:|---:|")
@@ -359,6 +409,28 @@ the program would pay if the VM operations that change memory waited for it (pol
 			}
 			fmt.Fprintf(w, " %s | %s |\n", micro(ratio(drop["beside"], f.Requests)), percent(ratio(kernel["deregister"], kernel["total"])))
 		}
+	}
+	fmt.Fprintln(w, "\n### What a cache leaves of the cost")
+	fmt.Fprintln(w, `
+The time that registrations cost the program with a cache, as a part of what they cost without one: policy drop, then lazy
+(stale regions are found and deregistered when they are asked for), then update (a stale region's registration is pointed at
+the new pages when it is asked for).`)
+	fmt.Fprint(w, "\n| Program |")
+	for _, m := range models {
+		fmt.Fprintf(w, " %s |", m.Name)
+	}
+	fmt.Fprintf(w, "\n|---|%s\n", strings.Repeat("---:|", len(models)))
+	for _, f := range all {
+		fmt.Fprintf(w, "| %s |", f.Name)
+		for _, m := range models {
+			s := *f.Models[m.Name]
+			var cells []string
+			for _, p := range []replay.Policy{replay.Drop, replay.Lazy, replay.Update} {
+				cells = append(cells, fmt.Sprintf("%.2f", median(ratio(s[p.String()]["total"], s[replay.PerUse.String()]["total"]))))
+			}
+			fmt.Fprintf(w, " %s |", strings.Join(cells, ", "))
+		}
+		fmt.Fprintln(w)
 	}
 	fmt.Fprintln(w)
 }

@@ -59,8 +59,8 @@ func TestTables(t *testing.T) {
 		f.Models[m.Name] = &split{}
 	}
 	var b bytes.Buffer
-	write(&b, []*figures{f}, models, &options{runs: 1})
-	if n, want := strings.Count(b.String(), "| program |"), 3+len(models); n != want {
+	write(&b, &measured{Models: models, Workloads: []*figures{f}})
+	if n, want := strings.Count(b.String(), "| program |"), 4+len(models); n != want {
 		t.Errorf("%d rows, want %d:\n%s", n, want, b.String())
 	}
 }
