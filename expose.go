@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/pindown/pindown/device"
 )
@@ -38,8 +37,8 @@ type Exposure struct {
 // ErrReleased, ErrForked, the context's, and the device's, wrapped:
 // device.ErrNotSupported if it isn't a device.Exposer, device.ErrAccess,
 // device.ErrInvalid for a range elsewhere, device.ErrNoSlots, device.ErrRevoked
-// or device.ErrBusy if a strict update that takes longer than
-// Options.RegisterTimeout is under way.
+// after an update that has left the region without meaning. While an update is
+// under way it waits, for the context's time.
 func (r Region) Expose(ctx context.Context, rng Range, access Access) (*Exposure, error) {
 	if r.e == nil {
 		return nil, fmt.Errorf("expose: %w", ErrReleased)
@@ -67,22 +66,41 @@ func (r Region) Expose(ctx context.Context, rng Range, access Access) (*Exposure
 	c.mu.Unlock()
 	x := &Exposure{c: c, dev: dev, e: r.e}
 	var err error
-	for end, pause := c.clock()+max(c.opts.RegisterTimeout, 0), 100*time.Microsecond; ; pause = min(2*pause, 20*time.Millisecond) {
+	for last := false; ; {
 		x.state, err = dev.Expose(ctx, c.registration(r.e), rng, access)
-		busy := errors.Is(err, device.ErrRevoked) || errors.Is(err, device.ErrBusy)
-		if err == nil || !busy || c.clock() >= end || ctx.Err() != nil {
+		if !errors.Is(err, device.ErrRevoked) && !errors.Is(err, device.ErrBusy) || last {
 			break
 		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-		}
+		// An update is under way, or was.
+		last = !c.awaitUpdate(ctx, r.e)
 	}
 	if err != nil {
 		x.end()
 		return nil, fmt.Errorf("expose: %w", err)
 	}
 	return x, nil
+}
+
+// awaitUpdate waits for an update of e, or another registration of its range, and
+// reports whether there was one.
+func (c *Cache) awaitUpdate(ctx context.Context, e *entry) bool {
+	c.lock()
+	f := c.overlappingFlight(c.set(e.granted()), e.rng())
+	if f == nil {
+		c.mu.Unlock()
+		return false
+	}
+	if f.done == nil {
+		f.done = make(chan struct{})
+	}
+	done := f.done
+	c.mu.Unlock()
+	select {
+	case <-done:
+		return true
+	case <-ctx.Done():
+		return false // the device says so too
+	}
 }
 
 // RemoteKey returns the key that peers' requests carry.
