@@ -47,8 +47,9 @@ func TestVerbs(t *testing.T) {
 	})
 }
 
-// mib is the size of the file that the examples copy.
-const mib = 64
+// Sizes of the files that the examples copy, in MiB: of that which must come out
+// the same, and of that which is copied in all ways.
+const mib, smallMib = 64, 8
 
 // testCopies runs the examples on a file, which must come out the same.
 func testCopies(t *testing.T, m *vm.Machine) {
@@ -57,24 +58,26 @@ func testCopies(t *testing.T, m *vm.Machine) {
 			t.Fatal(err)
 		}
 	}
-	m.Command(t, "sh", "-c", fmt.Sprintf("mkdir -p /tmp/copies && dd if=/dev/urandom of=%s/source bs=1M count=%d 2>/dev/null", vm.DiskDir, mib))
+	m.Command(t, "sh", "-c", fmt.Sprintf("mkdir -p /tmp/copies && dd if=/dev/urandom of=%[1]s/source bs=1M count=%[2]d 2>/dev/null && "+
+		"dd if=%[1]s/source of=%[1]s/small bs=1M count=%[3]d 2>/dev/null", vm.DiskDir, mib, smallMib))
 	t.Run("rdma", func(t *testing.T) {
 		t.Log("\n" + m.Command(t, "rdmacopy", "devices"))
 		out := m.Command(t, "sh", "-c", fmt.Sprintf(`
-			rdmacopy serve -dir /tmp/copies -count 3 2>/tmp/serve & s=$!
+			rdmacopy serve -dir /tmp/copies -count 4 2>/tmp/serve & s=$!
 			until grep -q listening /tmp/serve; do kill -0 $s || { cat /tmp/serve; exit 1; }; sleep 0.1; done
-			rdmacopy send -way all %[1]s/source || { cat /tmp/serve; exit 1; }
-			wait $s && cat /tmp/serve && cmp %[1]s/source /tmp/copies/source && rm /tmp/copies/source`, vm.DiskDir))
+			rdmacopy send %[1]s/source && rdmacopy send -way all %[1]s/small || { cat /tmp/serve; exit 1; }
+			wait $s && cat /tmp/serve && cmp %[1]s/source /tmp/copies/source && cmp %[1]s/small /tmp/copies/small && rm /tmp/copies/*`, vm.DiskDir))
 		t.Log("\n" + out)
 		if !strings.Contains(out, "device rxe0, monitor bpf") {
 			t.Error("not the device or the monitor that was to be shown")
 		}
 		for _, way := range []string{"cache", "register", "bounce"} {
-			if !regexp.MustCompile(`(?m)^ *` + way + ` +` + strconv.Itoa(mib<<20) + ` `).MatchString(out) {
+			if !regexp.MustCompile(`(?m)^ *` + way + ` +` + strconv.Itoa(smallMib<<20) + ` `).MatchString(out) {
 				t.Errorf("no result for way %s", way)
 			}
 		}
-		wantHits(t, out, `(?m)^ *cache .* ([0-9.]+) % `)
+		wantHits(t, out, fmt.Sprintf(`(?m)^ *cache +%d .* ([0-9.]+) %% `, mib<<20))
+		wantHits(t, out, fmt.Sprintf(`(?m)^ *cache +%d .* ([0-9.]+) %% `, smallMib<<20))
 	})
 	t.Run("io_uring", func(t *testing.T) {
 		out := m.Command(t, "sh", "-c", fmt.Sprintf("iouringcopy %[1]s/source %[1]s/copy 2>&1 && cmp %[1]s/source %[1]s/copy && rm %[1]s/copy", vm.DiskDir))

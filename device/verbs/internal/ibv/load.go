@@ -3,6 +3,7 @@ package ibv
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 
 	"github.com/ebitengine/purego"
@@ -44,9 +45,12 @@ func Load(path string) (*Lib, error) {
 	if l := loaded.libs[path]; l != nil {
 		return l, nil
 	}
+	// What dlerror(3) says is the thread's.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	h, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrLoad, err)
+		return nil, fmt.Errorf("load %s: %w: %w", path, ErrLoad, err)
 	}
 	l := &Lib{}
 	for _, f := range []struct {
@@ -81,7 +85,7 @@ func Load(path string) (*Lib, error) {
 	} {
 		*f.to, err = purego.Dlsym(h, f.name)
 		if err != nil && !f.optional {
-			return nil, fmt.Errorf("%w: %w", ErrLoad, err)
+			return nil, fmt.Errorf("load %s: %w: %w", path, ErrLoad, err)
 		}
 		if err != nil {
 			*f.to = 0
