@@ -119,6 +119,12 @@ var families = []family{
 	causes("per_use_total", "Acquires registered beside the cache, by cause.",
 		[]pindown.PerUseCause{pindown.PerUseNoMonitor, pindown.PerUseUncovered, pindown.PerUsePending, pindown.PerUseBudget, pindown.PerUseLost},
 		func(s *pindown.Stats) map[pindown.PerUseCause]uint64 { return s.PerUse }),
+	causes("updates_total", "Updates of regions under their keys, by what came of them.",
+		[]pindown.UpdateOutcome{
+			pindown.UpdateFresh, pindown.UpdateDone, pindown.UpdateAgain, pindown.UpdateAnew,
+			pindown.UpdateKeyChanged, pindown.UpdateFailed, pindown.UpdateGone,
+		},
+		func(s *pindown.Stats) map[pindown.UpdateOutcome]uint64 { return s.Updates }),
 }
 
 // latency is a histogram of a device's calls.
@@ -132,6 +138,8 @@ var latencies = []latency{
 		func(s *pindown.Stats) *pindown.Latency { return &s.Register }},
 	{desc("deregister_duration_seconds", "Duration of the device's deregistrations that succeeded.", labels),
 		func(s *pindown.Stats) *pindown.Latency { return &s.Deregister }},
+	{desc("update_duration_seconds", "Duration of the device's updates that succeeded.", labels),
+		func(s *pindown.Stats) *pindown.Latency { return &s.Update }},
 }
 
 // The buckets that are shown: bounds of a power of two of nanoseconds, from half
