@@ -250,6 +250,7 @@ func (r *run) attach() error {
 	if err := r.spaces.readMaps(pid); err != nil {
 		r.note("functions aren't named: %v", err)
 	}
+	r.note("registrations and children made before the profile began aren't known")
 	comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	name := strings.TrimSpace(string(comm))
 	r.a.processes[pid], r.a.running[pid] = name, true
@@ -259,7 +260,6 @@ func (r *run) attach() error {
 	for _, m := range r.spaces.modules {
 		if probe.IsVerbs(m.path) {
 			r.attachVerbs(m.path)
-			r.note("registrations made before the profile began aren't known")
 		}
 	}
 	return nil
