@@ -232,6 +232,13 @@ func (c *Cache) staleIn(r Range) ([]*entry, error) {
 			list = append(list, e)
 		}
 	}
+	for _, to := range c.moved {
+		if to.queue == queueNone && to.rng().Overlaps(r) && !slices.Contains(list, to) {
+			// Another update is about to publish it. If it is stale already, that
+			// one may be past noticing.
+			list = append(list, to)
+		}
+	}
 	list = slices.DeleteFunc(list, c.upToDate)
 	for _, e := range list {
 		c.lend(e)
@@ -421,10 +428,13 @@ func (c *Cache) drain(ctx context.Context, e *entry) error {
 	defer poll.Stop()
 	for {
 		c.lock()
-		n, budget := c.users(e), c.budget
+		n, budget, closed := c.users(e), c.budget, c.closed
 		c.mu.Unlock()
-		if n <= 0 {
+		switch {
+		case n <= 0:
 			return nil
+		case closed:
+			return fmt.Errorf("wait for %d holders: %w", n, ErrClosed)
 		}
 		select {
 		case <-budget:

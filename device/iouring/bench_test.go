@@ -3,6 +3,7 @@ package iouring_test
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -142,5 +143,41 @@ func BenchmarkOpen(b *testing.B) {
 		if err := d.Close(); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// BenchmarkUpdateRatio times updates and registrations by turns, and reports what
+// an update costs in slot registrations. Neither waits for anything in flight.
+func BenchmarkUpdateRatio(b *testing.B) {
+	for _, c := range benchSizes {
+		b.Run(c.name, func(b *testing.B) {
+			d := open(b, nil)
+			r := benchMemory(b, c.size, false)
+			kept, err := d.Register(b.Context(), r, 0)
+			if err != nil {
+				b.Fatal(err)
+			}
+			var register, update time.Duration
+			for b.Loop() {
+				start := time.Now()
+				reg, err := d.Register(b.Context(), r, 0)
+				register += time.Since(start)
+				if err != nil {
+					b.Fatal(err)
+				}
+				start = time.Now()
+				_, err = d.Update(b.Context(), kept)
+				update += time.Since(start)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if err := d.Deregister(reg); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(register.Nanoseconds())/float64(b.N), "ns/register")
+			b.ReportMetric(float64(update.Nanoseconds())/float64(b.N), "ns/update")
+			b.ReportMetric(float64(update)/float64(register), "ratio")
+		})
 	}
 }

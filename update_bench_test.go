@@ -1,0 +1,74 @@
+package pindown_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/pindown/pindown"
+	"github.com/pindown/pindown/device"
+	"github.com/pindown/pindown/device/iouring"
+	"github.com/pindown/pindown/monitor/manual"
+	"github.com/pindown/pindown/vm"
+)
+
+// BenchmarkUpdateUring times by turns, on an io_uring, the atomic update of a stale
+// region that is held, and what its alternative begins with: a slot registration.
+// ratio is the device's part of an update in registrations, whole the update's with
+// all that the cache does.
+func BenchmarkUpdateUring(b *testing.B) {
+	for _, size := range []struct {
+		name  string
+		bytes int
+	}{{"4KiB", 4 << 10}, {"64KiB", 64 << 10}, {"1MiB", 1 << 20}} {
+		b.Run(size.name, func(b *testing.B) {
+			dev, err := iouring.Open(nil)
+			if errors.Is(err, device.ErrNotSupported) {
+				b.Skip(err)
+			}
+			if err != nil {
+				b.Fatal(err)
+			}
+			mon, err := manual.New(nil)
+			if err != nil {
+				b.Fatal(err)
+			}
+			cache, err := pindown.New(dev, &pindown.Options{Monitor: mon})
+			if err != nil {
+				b.Fatal(err)
+			}
+			mem := mapMem(b, size.bytes)
+			clear(mem)
+			reg, err := cache.Acquire(b.Context(), mem, pindown.LocalWrite)
+			if err != nil {
+				b.Fatal(err)
+			}
+			var register, update time.Duration
+			for b.Loop() {
+				start := time.Now()
+				slot, err := dev.Register(b.Context(), vm.RangeOf(mem), pindown.LocalWrite)
+				register += time.Since(start)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if err := dev.Deregister(slot); err != nil {
+					b.Fatal(err)
+				}
+				mon.Invalidate(vm.RangeOf(mem))
+				start = time.Now()
+				u, err := reg.Update(b.Context(), pindown.UpdateAtomic)
+				update += time.Since(start)
+				if err != nil || u.Outcome != pindown.UpdateDone {
+					b.Fatal(u, err)
+				}
+			}
+			st := cache.Stats()
+			b.ReportMetric(float64(register.Nanoseconds())/float64(b.N), "ns/register")
+			b.ReportMetric(float64(st.Update.Mean())*float64(b.N)/float64(register), "ratio")
+			b.ReportMetric(float64(update)/float64(register), "whole")
+			if err := errors.Join(reg.Release(), cache.Close(), dev.Close(), mon.Close()); err != nil {
+				b.Error(err)
+			}
+		})
+	}
+}
