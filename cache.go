@@ -89,6 +89,7 @@ type Cache struct {
 	limbo     map[*entry]struct{} // dead and held
 	graves    []*entry            // settled, to be deregistered
 	stuck     []stuck             // settled, deregistration has failed
+	exhuming  atomic.Int32        // taken off graves, not deregistered yet
 	noRetries bool                // nobody tries what is stuck any more
 
 	lanes      []*Lane

@@ -203,7 +203,7 @@ func (c *Cache) reserve(r Range, victims []*entry) bool {
 		c.wakeForGraves()
 	}
 	cost := c.cost(r)
-	for {
+	for waits := 0; ; {
 		var cause EvictCause
 		switch {
 		case c.regions+1 > c.opts.MaxRegions:
@@ -231,6 +231,9 @@ func (c *Cache) reserve(r Range, victims []*entry) bool {
 			c.mu.Unlock()
 			runtime.Gosched()
 			c.lock()
+			continue
+		}
+		if c.awaitExhumation(&waits) {
 			continue
 		}
 		if n, _ := c.giveUp(c.evictBatch(), 0, cause); n == 0 {

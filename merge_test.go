@@ -333,3 +333,24 @@ func TestPushedOutRangesJoin(t *testing.T) {
 		t.Errorf("%d unions refused in 40 turns", refused)
 	}
 }
+
+// TestGrowingAtTheLimit: what was replaced makes room, be it just being
+// deregistered by the reaper, before anything else is given up or passed over.
+func TestGrowingAtTheLimit(t *testing.T) {
+	for range steps(300, 50) {
+		const n = 16
+		c := newCounted(t, 1024, &pindown.Options{MaxBytes: (n + 4) * page, AheadBytes: -1})
+		other := vm.Range{Start: countedStart + 1000*page, End: countedStart + 1004*page}
+		if _, err := c.Prefetch(t.Context(), other, 0); err != nil {
+			t.Fatal(err)
+		}
+		for i := range n {
+			c.use(t, 0, i+1, 0)
+		}
+		reg, ok := c.TryAcquireRange(other, 0)
+		if !ok {
+			t.Fatalf("another region was given up: %v", c.Stats())
+		}
+		release(t, &reg)
+	}
+}

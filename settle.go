@@ -2,6 +2,7 @@ package pindown
 
 import (
 	"fmt"
+	"runtime"
 	"time"
 
 	"github.com/pindown/pindown/device"
@@ -279,18 +280,49 @@ func (c *Cache) lastLook() {
 func (c *Cache) exhumeGraves() bool {
 	any := false
 	for {
+		// Few at a time: who needs budget at once takes of what is left.
+		var batch [exhumeBatch]*entry
 		c.mu.Lock()
-		batch := c.graves
-		c.graves = nil
+		rest := len(c.graves) - min(len(c.graves), exhumeBatch)
+		n := copy(batch[:], c.graves[rest:])
+		clear(c.graves[rest:])
+		c.graves = c.graves[:rest]
+		c.exhuming.Add(int32(n))
 		c.mu.Unlock()
-		if len(batch) == 0 {
+		if n == 0 {
 			return any
 		}
 		any = true
-		for _, e := range batch {
+		for _, e := range batch[:n] {
 			_ = c.exhume(e) // counted and told
+			c.exhuming.Add(-1)
 		}
 	}
+}
+
+const (
+	exhumeBatch = 16
+	// maxExhumeWaits bounds how often a miss waits for a deregistration that
+	// another goroutine makes, for it might be that one's device which called us.
+	maxExhumeWaits = 4096
+)
+
+// awaitExhumation waits a moment for deregistrations that others are making, and
+// reports whether there are any; not if it has waited often enough. mu must be
+// held; it is released meanwhile.
+func (c *Cache) awaitExhumation(waits *int) bool {
+	if c.exhuming.Load() == 0 || *waits == maxExhumeWaits {
+		return false
+	}
+	*waits++
+	c.mu.Unlock()
+	if *waits < maxExhumeWaits/2 {
+		runtime.Gosched()
+	} else {
+		time.Sleep(20 * time.Microsecond)
+	}
+	c.lock()
+	return true
 }
 
 // adopt copies what the device returned for e's range. A device may register
