@@ -103,7 +103,7 @@ type Stats struct {
 	PerUse map[PerUseCause]uint64
 
 	// Waits counts acquires that waited for another goroutine's registration
-	// or for budget.
+	// or for budget, and strict updates that waited for holders.
 	Waits uint64
 	// Sweeps counts times that news was lost and every region was looked at.
 	Sweeps uint64

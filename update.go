@@ -426,7 +426,7 @@ func (c *Cache) drain(ctx context.Context, e *entry) error {
 	defer c.unwait()
 	poll := time.NewTicker(updatePoll)
 	defer poll.Stop()
-	for {
+	for waited := false; ; waited = true {
 		c.lock()
 		n, budget, closed := c.users(e), c.budget, c.closed
 		c.mu.Unlock()
@@ -435,6 +435,9 @@ func (c *Cache) drain(ctx context.Context, e *entry) error {
 			return nil
 		case closed:
 			return fmt.Errorf("wait for %d holders: %w", n, ErrClosed)
+		}
+		if !waited {
+			c.stats.waits.Add(1)
 		}
 		select {
 		case <-budget:

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -332,7 +331,7 @@ func TestUpdateStrictWaits(t *testing.T) {
 	}
 	check(t, "revocations", r.dev.Stats().Verbs[simhca.VerbRevoke].Calls, 0)
 	stop.Store(true)
-	released := make(chan struct{})
+	waits := r.Stats().Waits
 	done := make(chan error)
 	go func() {
 		u, err := mine.Update(t.Context(), pindown.UpdateStrict)
@@ -341,21 +340,15 @@ func TestUpdateStrictWaits(t *testing.T) {
 		}
 		done <- err
 	}()
-	go func() {
-		<-revoking
-		select {
-		case <-released:
-		default:
-			t.Error("revoked before the other holder has released")
-		}
-	}()
-	for range 100 {
-		runtime.Gosched()
+	eventually(t, "an update that waits", func() bool { return r.Stats().Waits > waits })
+	select {
+	case <-revoking:
+		t.Error("revoked before the other holder has released")
+	default:
 	}
-	close(released)
 	release(t, &other)
 	<-revoking
-	waits := r.Stats().Waits
+	waits = r.Stats().Waits
 	acquired := make(chan pindown.Region)
 	go func() {
 		reg, err := r.AcquireRange(t.Context(), rng, allRemote)
