@@ -149,7 +149,8 @@ func (c *Cache) Update(ctx context.Context, r Range, policy UpdatePolicy) ([]Upd
 
 // Update is [Cache.Update] for the region that the caller holds. A strict update
 // doesn't wait for this hold, nor for those of others who are in the same call: the
-// caller has no work in flight under the keys, and posts none until Update returns. A
+// caller posts no work under the keys until Update returns, and on a device that
+// isn't a device.Flusher has none in flight. A
 // registration per use is always updated, as nothing tells whether it is stale.
 //
 // After UpdateDone the caller holds the updated registration, with the same keys.

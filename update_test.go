@@ -386,6 +386,52 @@ func TestUpdateStrictWaits(t *testing.T) {
 	release(t, &mine)
 }
 
+// TestUpdateStrictFlushes: work posted before a strict update completes on the old
+// pages, on the owner's queue, and only then is the key revoked.
+func TestUpdateStrictFlushes(t *testing.T) {
+	for seed := range uint64(20) {
+		steps := simhca.NewStepper(seed)
+		r := newSimRig(t, &simhca.Options{Stepper: steps}, nil)
+		rng, sink := r.alloc(t, 1), r.alloc(t, 1)
+		own, err := r.dev.Register(t.Context(), sink, device.LocalWrite|device.RemoteWrite)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.space.Store(rng.Start, []byte{1}); err != nil {
+			t.Fatal(err)
+		}
+		reg := r.get(t, rng, allRemote)
+		for i := range uintptr(8) {
+			err := r.queue.Post(simhca.WorkRequest{
+				ID: uint64(i), Op: simhca.OpWrite, RemoteAddr: sink.Start + i, RemoteKey: own.RemoteKey,
+				Local: []simhca.Segment{{Addr: rng.Start, Length: 1, Key: reg.LocalKey()}},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.renew(t, rng)
+		if u, err := reg.Update(t.Context(), pindown.UpdateStrict); u.Outcome != pindown.UpdateDone {
+			t.Fatal(u, err)
+		}
+		check(t, "pending", r.queue.Pending(), 0)
+		var got [8]byte
+		if err := r.space.Load(sink.Start, got[:]); err != nil {
+			t.Fatal(err)
+		}
+		check(t, "read", got, [8]byte{1, 1, 1, 1, 1, 1, 1, 1})
+		for range got {
+			if c, err := r.queue.CompletionQueue().Wait(t.Context()); err != nil || c.Status != simhca.StatusSuccess {
+				t.Fatal(c, err)
+			}
+		}
+		release(t, &reg)
+		if err := r.dev.Deregister(own); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestUpdateUnable: on a device that can't, the range is registered anew, the
 // result and an event say so, and one warning is logged.
 func TestUpdateUnable(t *testing.T) {
