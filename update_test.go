@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/pindown/pindown"
 	"github.com/pindown/pindown/device"
@@ -430,6 +431,101 @@ func TestUpdateStrictFlushes(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// TestUpdateContextEndsInQueue: a context that ends while the update waits for work
+// in flight leaves everything as it was.
+func TestUpdateContextEndsInQueue(t *testing.T) {
+	moving, proceed := make(chan struct{}), make(chan struct{})
+	var stop atomic.Bool
+	r := newSimRig(t, &simhca.Options{Fault: func(f simhca.Fault) error {
+		if f.Verb == simhca.VerbExecute && f.Step == simhca.StepMoving && stop.Swap(false) {
+			close(moving)
+			<-proceed
+		}
+		return nil
+	}}, nil)
+	rng, sink := r.alloc(t, 1), r.alloc(t, 1)
+	own, err := r.dev.Register(t.Context(), sink, device.LocalWrite|device.RemoteWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reg := r.get(t, rng, allRemote)
+	stop.Store(true)
+	err = r.queue.Post(simhca.WorkRequest{
+		Op: simhca.OpWrite, RemoteAddr: sink.Start, RemoteKey: own.RemoteKey,
+		Local: []simhca.Segment{{Addr: rng.Start, Length: 1, Key: reg.LocalKey()}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-moving
+	r.renew(t, rng)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() {
+		u, err := reg.Update(ctx, pindown.UpdateStrict)
+		if u.Outcome != pindown.UpdateFailed {
+			t.Errorf("%+v", u)
+		}
+		done <- err
+	}()
+	// An atomic one of another region needs no drain, whatever is in flight.
+	other := r.get(t, r.alloc(t, 1), allRemote)
+	r.renew(t, other.Range())
+	if u, err := other.Update(t.Context(), pindown.UpdateAtomic); u.Outcome != pindown.UpdateDone {
+		t.Error(u, err)
+	}
+	release(t, &other)
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	check(t, "revocations", r.dev.Stats().Verbs[simhca.VerbRevoke].Calls, 0)
+	// Nor of this one: the request finishes the page that it is in.
+	if u, err := reg.Update(t.Context(), pindown.UpdateAtomic); u.Outcome != pindown.UpdateDone {
+		t.Error(u, err)
+	}
+	close(proceed)
+	if c, err := r.queue.CompletionQueue().Wait(t.Context()); err != nil || c.Status != simhca.StatusSuccess {
+		t.Error(c, err)
+	}
+	check(t, "reaches", r.reaches(t, rng.Start, reg.RemoteKey()), true)
+	release(t, &reg)
+	if err := r.dev.Deregister(own); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestUpdateAtLimit: an atomic update needs room for the new pages beside the old.
+// Idle regions make room; if there are none it fails, and the registration is as it
+// was. A strict one gives the old ones back first.
+func TestUpdateAtLimit(t *testing.T) {
+	r := newSimRig(t, &simhca.Options{Limits: device.Limits{MaxPinnedBytes: 5 * page}},
+		&pindown.Options{MaxBytes: 4 * page, MergeBytes: -1, RegisterTimeout: 20 * time.Millisecond})
+	idle, used := r.alloc(t, 2), r.alloc(t, 2)
+	first := r.get(t, idle, allRemote)
+	release(t, &first)
+	reg := r.get(t, used, allRemote)
+	check(t, "regions", r.Stats().Regions, 2)
+	r.renew(t, used)
+	if u, err := reg.Update(t.Context(), pindown.UpdateAtomic); u.Outcome != pindown.UpdateDone {
+		t.Error(u, err)
+	}
+	check(t, "evicted", r.Stats().Evictions[pindown.EvictDevice], 1)
+	again := r.get(t, idle, allRemote)
+	r.renew(t, used)
+	u, err := reg.Update(t.Context(), pindown.UpdateAtomic)
+	if u.Outcome != pindown.UpdateFailed || !errors.Is(err, device.ErrNoMemory) {
+		t.Errorf("%+v, %v", u, err)
+	}
+	r.expectKey(t, used, reg.RemoteKey(), meanOld)
+	if u, err := reg.Update(t.Context(), pindown.UpdateStrict); u.Outcome != pindown.UpdateDone {
+		t.Error(u, err)
+	}
+	r.expectKey(t, used, reg.RemoteKey(), meanNew)
+	release(t, &reg)
+	release(t, &again)
 }
 
 // TestUpdateUnable: on a device that can't, the range is registered anew, the
