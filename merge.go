@@ -247,7 +247,7 @@ func (c *Cache) clip(f *flight, u Range) Range {
 		u.End = max(u.End&^(c.pageSize-1), t.End)
 	}
 	if u.Start < t.Start {
-		if e := f.set.spans.before(t.Start); e != nil {
+		if e, _ := f.set.spans.beside(t); e != nil {
 			u.Start = min(max(u.Start, e.end), t.Start)
 		}
 		for _, p := range c.merging.failed.list {
@@ -266,7 +266,8 @@ func (c *Cache) takeNeighbours(f *flight) {
 	var held holders
 	for {
 		took := false
-		for _, e := range [2]*entry{f.set.spans.before(f.target.Start), f.set.spans.at(f.target.End)} {
+		before, after := f.set.spans.beside(f.target)
+		for _, e := range [2]*entry{before, after} {
 			if e == nil || e.end != f.target.Start && e.start != f.target.End || e.end-e.start > f.target.Len() {
 				continue
 			}
@@ -287,24 +288,24 @@ func (c *Cache) takeNeighbours(f *flight) {
 	}
 }
 
-// before returns the last entry that starts before addr, or nil.
-func (s *spans) before(addr uintptr) *entry {
-	if addr == 0 {
-		return nil
+// beside returns the last entry that starts before r, and the one that starts
+// where r ends; nil where there is none.
+func (s *spans) beside(r Range) (before, after *entry) {
+	leaf, i := s.seek(r.End)
+	for i >= 0 {
+		l := s.leaves[leaf]
+		switch start := l.start[i]; {
+		case start < r.Start:
+			return l.e[i], after
+		case start == r.End:
+			after = l.e[i]
+		}
+		if i--; i < 0 && leaf > 0 {
+			leaf--
+			i = s.leaves[leaf].n - 1
+		}
 	}
-	leaf, i := s.seek(addr - 1)
-	if i < 0 {
-		return nil
-	}
-	return s.leaves[leaf].e[i]
-}
-
-// at returns the entry that starts at addr, or nil.
-func (s *spans) at(addr uintptr) *entry {
-	if leaf, i := s.seek(addr); i >= 0 && s.leaves[leaf].start[i] == addr {
-		return s.leaves[leaf].e[i]
-	}
-	return nil
+	return nil, after
 }
 
 // hasFailed reports whether something in r was an optional part that failed. mu
