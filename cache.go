@@ -78,9 +78,10 @@ type Cache struct {
 	merging    merging
 
 	// Of update.go, expose.go.
-	moved    map[*entry]*entry // from an alias to who has its registration
-	lent     map[*entry]int    // holders in refs that are no users
-	exposed  map[*entry]int    // exposures made of it
+	moved    map[*entry]*entry   // from an alias to who has its registration
+	aliases  map[*entry][]*entry // the inverse of moved
+	lent     map[*entry]int      // holders in refs that are no users
+	exposed  map[*entry]int      // exposures made of it
 	revivals []revival
 	warned   atomic.Bool // that the device can't update
 
@@ -163,6 +164,7 @@ func New(dev device.Device, o *Options) (*Cache, error) {
 		holds:    newHoldTable(),
 		limbo:    make(map[*entry]struct{}),
 		moved:    make(map[*entry]*entry),
+		aliases:  make(map[*entry][]*entry),
 		lent:     make(map[*entry]int),
 		exposed:  make(map[*entry]int),
 	}

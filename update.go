@@ -233,8 +233,8 @@ func (c *Cache) staleIn(r Range) ([]*entry, error) {
 			list = append(list, e)
 		}
 	}
-	for _, to := range c.moved {
-		if to.queue == queueNone && to.rng().Overlaps(r) && !slices.Contains(list, to) {
+	for to := range c.aliases {
+		if to.queue == queueNone && to.rng().Overlaps(r) {
 			// Another update is about to publish it. If it is stale already, that
 			// one may be past noticing.
 			list = append(list, to)
@@ -259,10 +259,8 @@ func (c *Cache) upToDate(e *entry) bool {
 func (c *Cache) users(e *entry) int {
 	held := c.holders()
 	n := held.of(e) - c.lent[e]
-	for alias, to := range c.moved {
-		if to == e {
-			n += held.of(alias) - c.lent[alias]
-		}
+	for _, alias := range c.aliases[e] {
+		n += held.of(alias) - c.lent[alias]
 	}
 	return n
 }
@@ -596,16 +594,17 @@ func (c *Cache) insistOn(ctx context.Context, r Range, call func() error) error 
 // moveTo publishes n, which has e's registration now, in place of e.
 func (c *Cache) moveTo(f *flight, e, n *entry) {
 	c.lock()
-	for alias, to := range c.moved {
-		if to == e {
-			c.moved[alias] = n
-			c.lend(n)
+	aliases := append(c.aliases[e], e)
+	for _, alias := range aliases {
+		if alias != e {
 			c.settleLoan(e)
 			e.drop()
 		}
+		c.moved[alias] = n
+		c.lend(n)
 	}
-	c.moved[e] = n
-	c.lend(n)
+	delete(c.aliases, e)
+	c.aliases[n] = aliases
 	e.refs.Or(refMoved)
 	c.mu.Unlock()
 	c.publish(f, n)
@@ -620,6 +619,12 @@ func (c *Cache) handOver(e *entry) {
 	c.lock()
 	to := c.moved[e]
 	delete(c.moved, e)
+	left := c.aliases[to]
+	if at := slices.Index(left, e); len(left) > 1 {
+		c.aliases[to] = slices.Delete(left, at, at+1)
+	} else {
+		delete(c.aliases, to)
+	}
 	c.mu.Unlock()
 	c.giveBack(to)
 }
@@ -796,10 +801,8 @@ func (c *Cache) worthReviving(e *entry) bool {
 	}
 	now := c.current(e)
 	n := c.exposed[e] + c.exposed[now]
-	for alias, to := range c.moved {
-		if to == now {
-			n += c.exposed[alias]
-		}
+	for _, alias := range c.aliases[now] {
+		n += c.exposed[alias]
 	}
 	// Who holds what is dying isn't known yet.
 	return n > 0 || e.queue == queueDying || c.users(now) > 0
