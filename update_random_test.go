@@ -82,7 +82,6 @@ type history struct {
 	loop    *simhca.Queue    // the owner's own work
 	sink    device.Registration
 	ownSink device.Registration
-	ready   chan struct{}
 
 	cache  *pindown.Cache
 	mem    [histRanges]vm.Range
@@ -388,10 +387,12 @@ func (h *history) update() {
 		}
 		u, err := x.reg.Update(ctx, policy)
 		if !x.reg.Cached() {
-			if u.Outcome == pindown.UpdateDone {
+			switch u.Outcome {
+			case pindown.UpdateDone:
 				x.key.known = h.gen[x.at]
-			} else if u.Outcome == pindown.UpdateGone {
+			case pindown.UpdateGone:
 				x.key.gone = true
+			default:
 			}
 			return
 		}

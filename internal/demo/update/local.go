@@ -73,7 +73,7 @@ func localPolicy(ctx context.Context, o *Options, p Policy) (_ LocalTotals, err 
 	if r.owner, err = newOwner(p, r.dev, mon, vm.RangeOf(r.bytes), device.LocalWrite); err != nil {
 		return r.totals, err
 	}
-	defer func() { err = errors.Join(err, r.owner.close()) }()
+	defer func() { err = errors.Join(err, r.close()) }()
 	err = r.serve(ctx, o)
 	r.totals.Registrations = r.cache.Stats().Register.Count
 	return r.totals, err

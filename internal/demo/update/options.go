@@ -41,7 +41,7 @@ func (p *Policy) UnmarshalText(b []byte) error {
 	return fmt.Errorf("policy %q: %w", b, ErrOptions)
 }
 
-// ErrOptions: the options make no sense. It is returned wrapped.
+// ErrOptions is returned, wrapped, for options that make no sense.
 var ErrOptions = errors.New("demo update: bad options")
 
 // Defaults and limits of the options.

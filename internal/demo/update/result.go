@@ -62,7 +62,7 @@ type LocalTotals struct {
 	Registrations uint64 `json:"registrations"`
 }
 
-// ErrFailed: the run didn't show what it is to show.
+// ErrFailed is returned, wrapped, for a run that didn't show what it is to show.
 var ErrFailed = errors.New("demo update: failed")
 
 // Failure returns a wrapped ErrFailed if pindown lost a write, or if an update

@@ -152,7 +152,7 @@ func remote(ctx context.Context, o *Options, p Policy) (_ Totals, name string, e
 	if r.owner, err = newOwner(p, dev, mon, mem, pindown.LocalWrite|pindown.RemoteWrite); err != nil {
 		return Totals{}, "", err
 	}
-	defer func() { err = errors.Join(err, r.owner.close()) }()
+	defer func() { err = errors.Join(err, r.close()) }()
 	r.key.Store(r.reg.RemoteKey())
 
 	ctx, cancel := context.WithCancelCause(ctx)
