@@ -1,0 +1,92 @@
+package pindown_test
+
+import (
+	"errors"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pindown/pindown"
+	"github.com/pindown/pindown/device"
+	"github.com/pindown/pindown/device/iouring"
+	"github.com/pindown/pindown/monitor/manual"
+	"github.com/pindown/pindown/vm"
+)
+
+// TestUpdateUring: on an io_uring an update needs no drain: a read in flight goes on
+// into the old page, later ones under the same index into the new, by either policy.
+func TestUpdateUring(t *testing.T) {
+	for _, policy := range policies() {
+		t.Run(policy.String(), func(t *testing.T) {
+			dev, err := iouring.Open(nil)
+			if errors.Is(err, device.ErrNotSupported) {
+				if os.Getenv("CI") == "true" {
+					t.Fatalf("needs io_uring: %v", err)
+				}
+				t.Skipf("needs io_uring: %v", err)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			mon, err := manual.New(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cache, err := pindown.New(dev, &pindown.Options{Monitor: mon})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := errors.Join(cache.Close(), dev.Close(), mon.Close()); err != nil {
+					t.Error(err)
+				}
+			}()
+			var p [2]int
+			if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _, _ = unix.Close(p[0]), unix.Close(p[1]) }()
+			mem := mapMem(t, page)
+			reg, err := cache.Acquire(t.Context(), mem, pindown.LocalWrite)
+			if err != nil {
+				t.Fatal(err)
+			}
+			key := reg.LocalKey()
+			at := vm.Range{Start: vm.RangeOf(mem).Start, End: vm.RangeOf(mem).Start + 5}
+			read := func(id uint64) {
+				if err := dev.Ring().ReadFixed(p[0], at, -1, key, id); err != nil {
+					t.Fatal(err)
+				}
+				if n, err := dev.Ring().Submit(); n != 1 || err != nil {
+					t.Fatal(n, err)
+				}
+			}
+			write := func(text string) {
+				if _, err := unix.Write(p[1], []byte(text)); err != nil {
+					t.Fatal(err)
+				}
+				var done [1]iouring.Completion
+				if n, err := dev.Ring().Wait(done[:]); n != 1 || err != nil || done[0].Res != 5 {
+					t.Fatalf("%d, %v: %+v", n, err, done[0])
+				}
+			}
+			read(1) // waits for the pipe
+			err = mon.Do(vm.RangeOf(mem), func() error { return unix.Madvise(mem, unix.MADV_DONTNEED) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			u, err := reg.Update(t.Context(), policy)
+			if err != nil || u.Outcome != pindown.UpdateDone || u.LocalKey != key {
+				t.Fatalf("%+v, %v", u, err)
+			}
+			write("first")
+			check(t, "in the new page", string(mem[:5]), "\x00\x00\x00\x00\x00")
+			read(2)
+			write("later")
+			check(t, "in the new page", string(mem[:5]), "later")
+			release(t, &reg)
+			check(t, "registrations made", cache.Stats().Register.Count, 1)
+		})
+	}
+}
