@@ -39,7 +39,8 @@ type Event struct {
 	// InUse says that the region still has holders: its registration lives
 	// until the last release.
 	InUse bool
-	// LocalKey and RemoteKey are the keys that are or will be dead.
+	// LocalKey and RemoteKey are the keys that are or will be dead; of
+	// EventUpdated, those that live on.
 	LocalKey, RemoteKey uint32
 	// NewLocalKey and NewRemoteKey are the keys after an update.
 	NewLocalKey, NewRemoteKey uint32
