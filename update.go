@@ -213,6 +213,22 @@ func (c *Cache) giveBack(e *entry) {
 	_ = c.releaseUnnoted(e) // counted and told
 }
 
+// giveBackAlias is giveBack for an entry that has been moved: if that was its last
+// holder, it goes at once.
+func (c *Cache) giveBackAlias(e *entry) {
+	c.lock()
+	c.settleLoan(e)
+	e.drop()
+	gone := e.queue == queueLimbo && c.holders().of(e) == 0
+	if gone {
+		c.leave(e)
+	}
+	c.mu.Unlock()
+	if gone {
+		c.handOver(e)
+	}
+}
+
 // staleIn returns the stale entries that overlap r, in address order, each lent
 // to the caller.
 func (c *Cache) staleIn(r Range) ([]*entry, error) {
@@ -388,7 +404,7 @@ func (c *Cache) updateClaimed(ctx context.Context, e *entry, f *flight, policy U
 		if n.dead() {
 			u.Outcome, u.Err = UpdateAgain, errOvertaken
 		}
-		c.giveBack(e)
+		c.giveBackAlias(e)
 		_ = c.releaseUnnoted(n) // counted and told
 		return u
 	case errors.Is(err, device.ErrRegistrationLost):
