@@ -248,3 +248,58 @@ func TestFastErrors(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestFastFaults: each verb of a fast key fails once, and leaves what was.
+func TestFastFaults(t *testing.T) {
+	var failing atomic.Int32
+	fault := func(f simhca.Fault) error {
+		if v := failing.Load(); v != 0 && simhca.Verb(v) == f.Verb {
+			return errInjected
+		}
+		return nil
+	}
+	r := newFastRig(t, 1, fault)
+	rng := r.alloc(t, 1)
+	reg := r.get(t, rng, pindown.LocalWrite)
+	once := func(v simhca.Verb, f func() error) {
+		t.Helper()
+		failing.Store(int32(v))
+		if err := f(); !errors.Is(err, errInjected) {
+			t.Errorf("%v: %v", v, err)
+		}
+		failing.Store(0)
+	}
+	once(simhca.VerbAllocFastKey, func() error {
+		_, err := r.NewFastKey(t.Context(), r.self, page)
+		return err
+	})
+	check(t, "fast keys", r.dev.Stats().FastKeys, 1)
+	register := func() error {
+		_, err := r.key.Register(reg, rng, pindown.LocalWrite, nil)
+		return err
+	}
+	once(simhca.VerbPost, register)
+	if err := register(); err != nil {
+		t.Error(err)
+	}
+	once(simhca.VerbPost, func() error { return r.key.Invalidate(nil) })
+	if err := r.key.Invalidate(nil); err != nil {
+		t.Error(err)
+	}
+	r.steps.Run()
+	once(simhca.VerbFreeFastKey, r.key.Close)
+	if err := register(); err != nil {
+		t.Errorf("after a close that failed: %v", err)
+	}
+	if err := r.key.Invalidate(nil); err != nil {
+		t.Error(err)
+	}
+	r.steps.Run()
+	if err := r.key.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := register(); !errors.Is(err, device.ErrNotRegistered) {
+		t.Errorf("after close: %v", err)
+	}
+	release(t, &reg)
+}
