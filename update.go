@@ -117,7 +117,8 @@ const (
 //
 // It returns what happened to each region, in address order, and the errors
 // joined. ctx bounds every wait: for other registrations of the range, for
-// holders and work in flight, and for a device that is short. A strict update
+// holders and work in flight, and for a device that is short. Once a strict update
+// has revoked the keys it goes on to its end whatever becomes of ctx. A strict update
 // waits for the caller's own holds as well: who holds the region calls
 // [Region.Update].
 //
@@ -148,7 +149,8 @@ func (c *Cache) Update(ctx context.Context, r Range, policy UpdatePolicy) ([]Upd
 }
 
 // Update is [Cache.Update] for the region that the caller holds. A strict update
-// doesn't wait for this hold, nor for those of others who are in the same call: the
+// doesn't wait for this hold, nor for those of others who are in Region.Update, by
+// whichever policy (else the two would wait for each other): the
 // caller posts no work under the keys until Update returns, and on a device that
 // isn't a device.Flusher has none in flight. A
 // registration per use is always updated, as nothing tells whether it is stale.
@@ -486,8 +488,12 @@ func (c *Cache) repointWatched(ctx context.Context, e, n *entry, policy UpdatePo
 	old := c.registration(e)
 	for tries := 1; ; tries++ {
 		if err := ctx.Err(); err != nil {
+			if tries > 1 {
+				return reg, nil // updated, and stale again
+			}
 			return reg, err
 		}
+		ctx := ctx
 		// What can't be covered isn't revoked for nothing.
 		if err := c.takeStamp(ctx, n); err != nil {
 			return reg, err
@@ -496,6 +502,8 @@ func (c *Cache) repointWatched(ctx context.Context, e, n *entry, policy UpdatePo
 			if err := c.revoke(ctx, e, old); err != nil {
 				return reg, err
 			}
+			// No half: the end of the context is for waiting only.
+			ctx = context.WithoutCancel(ctx)
 			// Whatever ended before this is in the pages that are loaded.
 			if err := c.takeStamp(ctx, n); err != nil {
 				return reg, err
@@ -720,6 +728,7 @@ func (c *Cache) updatePerUse(ctx context.Context, e *entry, policy UpdatePolicy)
 	var err error
 	if policy == UpdateStrict && e.refs.Load()&refRevoked == 0 {
 		err = c.revoke(ctx, e, reg)
+		ctx = context.WithoutCancel(ctx)
 	}
 	if err == nil {
 		_, err = c.point(ctx, e, reg)

@@ -1,6 +1,7 @@
 package pindown_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -317,4 +318,24 @@ func TestUpdateOnFake(t *testing.T) {
 		fake.AssertEmpty(t)
 		check(t, "slots of the table", mon.Table().Stats().Used, 0)
 	}
+}
+
+// TestUpdateContextEndsAfterRevoke: between revoke and load the context's end
+// changes nothing.
+func TestUpdateContextEndsAfterRevoke(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	r := newSimRig(t, &simhca.Options{Fault: func(f simhca.Fault) error {
+		if f.Verb == simhca.VerbRevoke {
+			cancel()
+		}
+		return nil
+	}}, nil)
+	rng := r.alloc(t, 2)
+	reg := r.get(t, rng, allRemote)
+	r.renew(t, rng)
+	if u, err := reg.Update(ctx, pindown.UpdateStrict); u.Outcome != pindown.UpdateDone || err != nil {
+		t.Errorf("%+v, %v", u, err)
+	}
+	r.expectKey(t, rng, reg.RemoteKey(), meanNew)
+	release(t, &reg)
 }
