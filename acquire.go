@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/bits"
 	"runtime"
 	"time"
 
@@ -79,7 +78,7 @@ func (c *Cache) acquire(ctx context.Context, r Range, access Access) (Region, er
 		h = indexHashAt(indexLevel(more, levels), page)
 	}
 	b := &t.buckets[t.home(h)]
-	l := &b.list[bits.TrailingZeros64(matches(b.meta.Load(), indexTag(h))|1<<39)>>3]
+	l := b.match(h)
 	e := l.e.Load()
 	span := l.span.Load()
 	if !spanCovers(span, page, more) || e == nil || r.Start >= r.End ||

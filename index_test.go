@@ -58,3 +58,30 @@ func TestIndexGrowth(t *testing.T) {
 		})
 	}
 }
+
+// Whatever the distance between entries, most are found where a hit looks first.
+// (A single multiplication as the hash left 85 % of them elsewhere, at some
+// distances.)
+func TestIndexPlaces(t *testing.T) {
+	for _, stride := range []uintptr{1, 2, 3, 4, 5, 16, 17, 32, 33, 100, 256, 512, 513, 5000, 1 << 18} {
+		for _, n := range []int{1000, 5000, 10_000, 20_000, 60_000} {
+			var table atomic.Pointer[indexTable]
+			x := newIndex(&table, n, nil)
+			missed := 0
+			for i := range n {
+				r := pages(uintptr(i)*stride, 1)
+				x.insert(&entry{start: r.Start, end: r.End}, 1<<8)
+			}
+			for i := range n {
+				page := uint64(pages(uintptr(i)*stride, 1).Start >> indexPageShift)
+				h, tab := indexHash(0, page), table.Load()
+				if !spanCovers(tab.buckets[tab.home(h)].match(h).span.Load(), page, 0) {
+					missed++
+				}
+			}
+			if missed > n/6 {
+				t.Errorf("%d entries %d pages apart: %d are elsewhere", n, stride, missed)
+			}
+		}
+	}
+}

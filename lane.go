@@ -3,7 +3,6 @@ package pindown
 import (
 	"context"
 	"fmt"
-	"math/bits"
 	"slices"
 	"sync/atomic"
 
@@ -141,7 +140,7 @@ func (l *Lane) acquire(ctx context.Context, r Range, access Access) (Region, err
 		h = indexHashAt(indexLevel(more, levels), page)
 	}
 	b := &t.buckets[t.home(h)]
-	at := &b.list[bits.TrailingZeros64(matches(b.meta.Load(), indexTag(h))|1<<39)>>3]
+	at := b.match(h)
 	e := at.e.Load()
 	span := at.span.Load()
 	if !spanCovers(span, page, more) || e == nil || r.Start >= r.End ||
