@@ -174,6 +174,54 @@ func TestHoldCountComesRound(t *testing.T) {
 	}
 }
 
+// A reader who holds an entry and has found its listing in order may be about to
+// write the new word there. Meanwhile the entry can be given up, but its place in
+// the index can't go to another: that would be re-stamped without a look.
+func TestListingStaysWithHolders(t *testing.T) {
+	c, _, mon := newTestCache(t, Options{MergeBytes: -1})
+	first := pages(0, 1)
+	release(t, acquire(t, c, first))
+	for i := range uintptr(80) { // so that the table has room
+		release(t, acquire(t, c, pages(300_000+2*i, 1)))
+	}
+	tab := c.tables[0].Load()
+	l, _, e := tab.lookup(first)
+	reader := c.note(Region{c: c, e: e}, nil)
+	seen := l.seen.Load()
+	if l.e.Load() != e || seen == 0 {
+		t.Fatal("not listed")
+	}
+	if n, err := c.Invalidate(first); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	// Others that belong in the same bucket, more than it has places.
+	home, others := tab.home(indexHash(0, uint64(first.Start>>indexPageShift))), 0
+	for p := uintptr(2); others < bucketListings && p < 100_000; p += 2 {
+		if r := pages(p, 1); tab.home(indexHash(0, uint64(r.Start>>indexPageShift))) == home {
+			release(t, acquire(t, c, r))
+			others++
+		}
+	}
+	if c.tables[0].Load() != tab || others < bucketListings {
+		t.Fatalf("%d others, or another table", others)
+	}
+	if got := l.e.Load(); got != e {
+		t.Errorf("the place of %v went to %v", e.rng(), got.rng())
+	}
+	mon.Invalidate(pages(0, 200_000))
+	l.seen.CompareAndSwap(seen, uint64(mon.Table().Word())|seenMark)
+	for p := uintptr(0); p < 100_000; p += 2 {
+		if r, ok := c.TryAcquireRange(pages(p, 1), 0); ok {
+			t.Fatalf("hit %v after the operation", r.Range())
+		}
+	}
+	c.undo(reader)
+	c.settleDying()
+	if l.e.Load() == e {
+		t.Error("the place stays taken without holders")
+	}
+}
+
 // However hits and releases, by the cache and by lanes, race invalidations and
 // evictions: nothing that is held is deregistered, and in the end everything
 // is. (That a lane needs the fence is shown by the model: model/holds.pml.)
@@ -195,9 +243,7 @@ func TestHoldersRace(t *testing.T) {
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	for w := range 3 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			try := c.TryAcquireRange
 			if w > 0 {
 				lane, err := c.NewLane()
@@ -224,7 +270,7 @@ func TestHoldersRace(t *testing.T) {
 					_ = r.Release()
 				}
 			}
-		}()
+		})
 	}
 	for i := range rounds {
 		p := uintptr(2 * (i % 8))

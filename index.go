@@ -27,6 +27,7 @@ type index struct {
 	each      func(func(*entry)) // visits every live entry, for rebuilding
 	expected  int                // the most entries there will be
 	lists     int                // listings
+	void      int                // places in this table of entries that were removed
 	room      int                // for so many in this table
 	level     [indexLevels]int   // listings by level
 	overflows int                // buckets marked as overflowed since the last rebuild, not by it
@@ -60,7 +61,9 @@ type indexBucket struct {
 // as e's holder, loads seen, and then e again. An entry is listed in one place
 // only once, so if e is as before, the span was e's all the time; and if seen
 // isn't zero, e was live when seen was loaded. A writer voids the listing (seen =
-// 0) before he changes it, and keeps span zero while e isn't the span's.
+// 0) before he changes it, and keeps span zero while e isn't the span's. The place
+// is given to another entry only when e has no holders: so a holder may replace
+// the seen that he has loaded.
 type listing struct {
 	// span is e's first page, access and number of pages: see spanOf. Zero
 	// marks a free listing.
@@ -240,7 +243,7 @@ func (x *index) insert(e *entry, seen uint64) {
 	level, first, last := indexBlocks(e)
 	n := int(last - first + 1)
 	t := x.table.Load()
-	if x.lists+n > x.room || x.overflows*4 > len(t.buckets) {
+	if x.lists+x.void+n > x.room || x.overflows*4 > len(t.buckets) {
 		t = x.rebuild(x.lists + n)
 	}
 	x.lists += n
@@ -252,14 +255,13 @@ func (x *index) insert(e *entry, seen uint64) {
 	t.levels.Or(1 << level)
 }
 
-// remove takes e off every list: no hit on it succeeds any more. The cache's mu
-// must be held.
+// remove takes e off every list: no hit on it succeeds any more. Its places stay
+// taken until forget. The cache's mu must be held.
 func (x *index) remove(e *entry) {
 	x.visit(e, func(b *indexBucket, j int) {
 		b.list[j].seen.Store(0)
-		b.meta.Store(b.meta.Load() &^ (0xff << (8 * j)))
 		b.list[j].span.Store(0)
-		b.list[j].e.Store(nil)
+		x.void++
 	})
 	level, first, last := indexBlocks(e)
 	n := int(last - first + 1)
@@ -267,6 +269,17 @@ func (x *index) remove(e *entry) {
 	if x.level[level] -= n; x.level[level] == 0 {
 		x.table.Load().levels.And(^uint32(1 << level))
 	}
+}
+
+// forget frees the places of a removed entry. It must not have holders: one that
+// is about to re-stamp the listing would re-stamp another entry's. The cache's mu
+// must be held.
+func (x *index) forget(e *entry) {
+	x.visit(e, func(b *indexBucket, j int) {
+		b.meta.Store(b.meta.Load() &^ (0xff << (8 * j)))
+		b.list[j].e.Store(nil)
+		x.void--
+	})
 }
 
 // used reports whether e was hit since the last call, or since it was listed.
@@ -318,7 +331,7 @@ func (x *index) rebuild(n int) *indexTable {
 	}
 	// What was marked just now isn't counted: it would be marked again, and
 	// each insertion would rebuild the table.
-	x.overflows = 0
+	x.overflows, x.void = 0, 0
 	old := x.table.Swap(t)
 	for i := range old.buckets {
 		for j := range bucketListings {

@@ -48,11 +48,12 @@ func TestIndexGrowth(t *testing.T) {
 			}
 			for i, e := range live {
 				x.remove(e)
+				x.forget(e)
 				if x.seen(e) != 0 {
 					t.Fatalf("entry %d was removed and is found", i)
 				}
 			}
-			if x.lists != 0 || x.table.Load().levels.Load() != 0 {
+			if x.lists != 0 || x.void != 0 || x.table.Load().levels.Load() != 0 {
 				t.Errorf("%d listings left, levels %#x", x.lists, x.table.Load().levels.Load())
 			}
 		})

@@ -59,7 +59,7 @@ func (c *Cache) sort(dying []*entry) {
 	held := c.holders()
 	for _, e := range dying {
 		if held.of(e) == 0 {
-			e.queue = queueGone
+			c.unheld(e)
 			c.graves = append(c.graves, e)
 		} else {
 			e.queue = queueLimbo
@@ -67,6 +67,12 @@ func (c *Cache) sort(dying []*entry) {
 		}
 	}
 	c.emptied()
+}
+
+// unheld notes that a dead entry has no holders. mu must be held.
+func (c *Cache) unheld(e *entry) {
+	e.queue = queueGone
+	c.set(e.granted()).index.forget(e)
 }
 
 // emptied tells releases that nothing dead is held any more, if so. mu must be
@@ -80,7 +86,7 @@ func (c *Cache) emptied() {
 // leave takes e out of limbo: it isn't held any more. mu must be held.
 func (c *Cache) leave(e *entry) {
 	delete(c.limbo, e)
-	e.queue = queueGone
+	c.unheld(e)
 	c.emptied()
 }
 
