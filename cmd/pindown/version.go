@@ -37,7 +37,7 @@ func newVersionInfo() versionInfo {
 	v := versionInfo{
 		Version: version, Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH,
 		EpochLayout: epoch.Version, EpochFeatures: []string{"base", "hit-check"},
-		Devices: []string{"iouring", "verbs", "simhca"},
+		Devices: []string{"iouring"},
 	}
 	for _, o := range auto.Openers() {
 		if !slices.Contains(v.Monitors, o.Name) {
