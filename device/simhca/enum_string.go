@@ -73,11 +73,12 @@ func _() {
 	_ = x[StatusNotReady-10]
 	_ = x[StatusGeneral-11]
 	_ = x[statusTryLater-12]
+	_ = x[statusRestart-13]
 }
 
-const _Status_name = "invalidsuccesslocal length errorlocal protection errorflushedmemory management errorremote invalid requestremote access errorremote operation errorretries exceededreceiver not readygeneral errorstatusTryLater"
+const _Status_name = "invalidsuccesslocal length errorlocal protection errorflushedmemory management errorremote invalid requestremote access errorremote operation errorretries exceededreceiver not readygeneral errorstatusTryLaterstatusRestart"
 
-var _Status_index = [...]uint8{0, 7, 14, 32, 54, 61, 84, 106, 125, 147, 163, 181, 194, 208}
+var _Status_index = [...]uint8{0, 7, 14, 32, 54, 61, 84, 106, 125, 147, 163, 181, 194, 208, 221}
 
 func (i Status) String() string {
 	idx := int(i) - 0
