@@ -232,7 +232,8 @@ type flight struct {
 	inserted uint64
 }
 
-// takeOff returns a flight that isn't listed yet. mu must be held.
+// takeOff returns a flight that isn't listed yet; it may have been another's
+// before. mu must be held.
 func (c *Cache) takeOff(want Range, access Access, set *regionSet) *flight {
 	f := c.spare
 	if c.spare = nil; f == nil {
@@ -404,9 +405,11 @@ func (c *Cache) plan(f *flight) (acc Access, wait bool) {
 // fly carries out a planned flight: with the target and the union of access
 // that plan chose, or, if that can't be had, with exactly what was asked for.
 func (c *Cache) fly(ctx context.Context, f *flight, union Access) (Region, error) {
-	if f.perUse != PerUseInvalid {
+	// Once landed, f may serve another miss.
+	want, access, why := f.want, f.access, f.perUse
+	if why != PerUseInvalid {
 		c.land(f)
-		return c.registerPerUse(ctx, f.want, f.access, f.perUse)
+		return c.registerPerUse(ctx, want, access, why)
 	}
 	e, why, err := c.registerTarget(ctx, f, union)
 	if err != nil || why != PerUseInvalid {
@@ -419,7 +422,7 @@ func (c *Cache) fly(ctx context.Context, f *flight, union Access) (Region, error
 		if err != nil {
 			return Region{}, err
 		}
-		return c.registerPerUse(ctx, f.want, f.access, why)
+		return c.registerPerUse(ctx, want, access, why)
 	}
 	c.publish(f, e)
 	return Region{c: c, e: e}, nil

@@ -282,7 +282,8 @@ func (c *Cache) overlappingFlight(set *regionSet, r Range) *flight {
 	return nil
 }
 
-// unlist ends f. mu must be held.
+// unlist ends f, which the caller must not look at afterwards: if nobody waits
+// for it, it serves the next miss. mu must be held.
 func (c *Cache) unlist(f *flight) {
 	for i, g := range c.flights {
 		if g == f {
@@ -300,6 +301,7 @@ func (c *Cache) unlist(f *flight) {
 	}
 }
 
+// land is unlist for who doesn't hold mu.
 func (c *Cache) land(f *flight) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -313,3 +313,28 @@ func (d *flagDevice) Deregister(reg device.Registration) error {
 	}
 	return nil
 }
+
+// Misses of several goroutines that end in registrations per use: each gets its
+// own range. (Their records are used again by the next miss.)
+func TestPerUseKeepsItsRange(t *testing.T) {
+	c, _, _ := newTestCache(t, Options{MaxBytes: 1 << 12})
+	var wg sync.WaitGroup
+	for w := range uintptr(4) {
+		wg.Go(func() {
+			want := pages(100*w, 2+w)
+			for range 5000 {
+				r, err := c.AcquireRange(context.Background(), want, 0)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if !r.Range().Contains(want) {
+					t.Errorf("acquired %v, got %v", want, r.Range())
+					return
+				}
+				_ = r.Release()
+			}
+		})
+	}
+	wg.Wait()
+}
