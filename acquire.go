@@ -394,6 +394,7 @@ func (c *Cache) plan(f *flight) (acc Access, wait bool) {
 		}
 	}
 	c.state.Or(stateRefused)
+	c.reaper.wake() // a release may miss that: it must look again
 	if c.opts.WaitForBudget {
 		c.unlist(f)
 		return acc, true

@@ -236,7 +236,9 @@ func (c *Cache) reserve(r Range, victims []*entry) bool {
 		if c.awaitExhumation(&waits) {
 			continue
 		}
-		if n, _ := c.giveUp(c.evictBatch(), 0, cause); n == 0 {
+		n, _ := c.giveUp(c.evictBatch(), 0, cause)
+		c.wakeForGraves() // for those of a batch that aren't needed here
+		if n == 0 {
 			return false
 		}
 	}

@@ -212,22 +212,22 @@ func (t *indexTable) lookup(r vm.Range) (*listing, uint64, *entry) {
 	return nil, 0, nil
 }
 
-// visit calls f with every listing of e in the current table. The cache's mu
-// must be held.
+// visit calls f with every listing of e in the current table, with some perhaps
+// more than once. The cache's mu must be held.
 func (x *index) visit(e *entry, f func(b *indexBucket, place int)) {
 	t := x.table.Load()
 	level, first, last := indexBlocks(e)
 	for block := first; block <= last; block++ {
 		h := indexHash(level, block)
 		tag := indexTag(h)
-	search:
 		for i := t.home(h); ; i = t.after(i) {
 			b := &t.buckets[i]
 			meta := b.meta.Load()
 			for j := range bucketListings {
 				if meta>>(8*j)&0xff == tag && b.list[j].e.Load() == e {
+					// Not the only one: another block of e may be listed on the
+					// way under the same tag.
 					f(b, j)
-					break search
 				}
 			}
 			if meta&overflowed == 0 {
@@ -259,6 +259,9 @@ func (x *index) insert(e *entry, seen uint64) {
 // taken until forget. The cache's mu must be held.
 func (x *index) remove(e *entry) {
 	x.visit(e, func(b *indexBucket, j int) {
+		if b.list[j].span.Load() == 0 {
+			return
+		}
 		b.list[j].seen.Store(0)
 		b.list[j].span.Store(0)
 		x.void++

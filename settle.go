@@ -67,6 +67,9 @@ func (c *Cache) sort(dying []*entry) {
 		}
 	}
 	c.emptied()
+	if len(c.limbo) > 0 {
+		c.reaper.wake() // a release may have missed stateDead: it must look again
+	}
 }
 
 // unheld notes that a dead entry has no holders. mu must be held.
