@@ -58,7 +58,8 @@ func (c *Cache) NewLane() (*Lane, error) {
 }
 
 // Close ends the lane. It returns a wrapped ErrInUse, and does nothing, while a
-// region is held through it. Close is idempotent. It needn't be called before
+// region is held through it. A closed lane goes on through the cache's own holds.
+// Close is idempotent. It needn't be called before
 // the cache's Close.
 func (l *Lane) Close() error {
 	c := l.c

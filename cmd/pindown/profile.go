@@ -99,11 +99,16 @@ func (o *profileOptions) addFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.sites, "sites", profile.DefaultSites, "call sites in JSON and report")
 }
 
-// outputs are the files to write. They are opened before the program runs, and
-// written when it has ended.
-type outputs struct{ text, html, trace *os.File }
+// outputs are the files to write. They are opened before the program runs, so
+// that what can't be written is told in time, and written beside what is there: a
+// run that fails leaves that alone.
+type outputs struct {
+	text, html, trace *os.File
+	rename            map[*os.File]string // to what, if all went well
+}
 
 func (o *profileOptions) open() (f outputs, err error) {
+	f.rename = map[*os.File]string{}
 	for _, x := range []struct {
 		path string
 		to   **os.File
@@ -111,19 +116,46 @@ func (o *profileOptions) open() (f outputs, err error) {
 		if x.path == "" {
 			continue
 		}
-		if *x.to, err = os.Create(x.path); err != nil {
-			return f, errors.Join(err, f.close())
+		if *x.to, err = f.create(x.path); err != nil {
+			return f, errors.Join(err, f.close(false))
 		}
 	}
 	return f, nil
 }
 
-func (f *outputs) close() error {
+func (f *outputs) create(path string) (*os.File, error) {
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return os.OpenFile(path, os.O_WRONLY, 0) // a pipe or a terminal, or an error
+	}
+	for _, taken := range f.rename {
+		if taken == path {
+			return nil, usageError{fmt.Errorf("%s: named for two outputs", path)}
+		}
+	}
+	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
+	if err != nil {
+		return nil, fmt.Errorf("create %s: %w", path, err)
+	}
+	f.rename[file] = path
+	return file, file.Chmod(0o644)
+}
+
+// close closes the files, and puts them in their places if good.
+func (f *outputs) close(good bool) error {
 	var errs []error
 	for _, x := range []*os.File{f.text, f.html, f.trace} {
-		if x != nil {
-			errs = append(errs, x.Close())
+		if x == nil {
+			continue
 		}
+		err := x.Close()
+		if path := f.rename[x]; path != "" {
+			if good && err == nil {
+				err = os.Rename(x.Name(), path)
+			} else {
+				err = errors.Join(err, os.Remove(x.Name()))
+			}
+		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
@@ -145,8 +177,9 @@ func (o *profileOptions) run(cmd *cobra.Command, args []string) (err error) {
 	if err != nil {
 		return err
 	}
+	good := false
 	defer func() {
-		if e := files.close(); e != nil {
+		if e := files.close(good); e != nil {
 			err = errors.Join(e, err)
 		}
 	}()
@@ -181,6 +214,7 @@ func (o *profileOptions) run(cmd *cobra.Command, args []string) (err error) {
 	if err := o.write(cmd, res, &files); err != nil {
 		return err
 	}
+	good = true
 	if o.pid == 0 && res.ExitCode != 0 {
 		return exitError(res.ExitCode)
 	}

@@ -62,6 +62,11 @@ func run(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, from.Close()) }()
+	if a, err := from.Stat(); err == nil {
+		if b, err := os.Stat(f.Arg(1)); err == nil && os.SameFile(a, b) {
+			return fmt.Errorf("%s and %s are the same file", f.Arg(0), f.Arg(1))
+		}
+	}
 	to, err := os.Create(f.Arg(1))
 	if err != nil {
 		return err
