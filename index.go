@@ -310,7 +310,7 @@ func indexFill(lists int) int {
 	if lists <= 1<<16 {
 		return 40
 	}
-	return 60
+	return 75
 }
 
 // rebuild lists every live entry in a fresh table with room for n listings and
