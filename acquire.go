@@ -82,7 +82,7 @@ func (c *Cache) acquire(ctx context.Context, r Range, access Access) (Region, er
 	e := l.e.Load()
 	span := l.span.Load()
 	if !spanCovers(span, page, more) || e == nil || r.Start >= r.End ||
-		access&^Access(span>>spanAccessShift&spanAccessMask) != 0 || c.state.Load()&forkguard.Alive == 0 {
+		!spanAllows(span, access) || c.state.Load()&forkguard.Alive == 0 {
 		return c.acquireSlow(ctx, r, access, nil)
 	}
 	reg := Region{c: c, e: e, h: c.holds.at()}
@@ -155,7 +155,7 @@ func (c *Cache) hit(r Range, access Access, lane *Lane) (Region, bool) {
 		return Region{}, false
 	}
 	l, span, e := c.tables[access/RelaxedOrdering&1].Load().lookup(r)
-	if l == nil || access&^Access(span>>spanAccessShift&spanAccessMask) != 0 {
+	if l == nil || !spanAllows(span, access) {
 		return Region{}, false
 	}
 	return c.verify(c.note(Region{c: c, e: e}, lane), l)
@@ -232,6 +232,14 @@ type flight struct {
 	inserted uint64
 }
 
+// landed returns what is closed when f ends. mu must be held, and f be listed.
+func (f *flight) landed() <-chan struct{} {
+	if f.done == nil {
+		f.done = make(chan struct{})
+	}
+	return f.done
+}
+
 // takeOff returns a flight that isn't listed yet; it may have been another's
 // before. mu must be held.
 func (c *Cache) takeOff(want Range, access Access, set *regionSet) *flight {
@@ -305,10 +313,7 @@ func (c *Cache) miss(ctx context.Context, want Range, access Access, stale *entr
 			return c.registerPerUse(ctx, want, access, why)
 		}
 		if f := c.overlappingFlight(set, want); f != nil {
-			if f.done == nil {
-				f.done = make(chan struct{})
-			}
-			done := f.done
+			done := f.landed()
 			c.mu.Unlock()
 			c.stats.waits.Add(1)
 			select {
@@ -502,45 +507,24 @@ func (c *Cache) releasePerUse(e *entry) error {
 	return c.exhume(e)
 }
 
-// deviceRegister calls the device, and again after evicting idle regions when
-// it refuses for lack of something that they hold.
-func (c *Cache) deviceRegister(ctx context.Context, r Range, access Access) (device.Registration, error) {
-	var deadline time.Time
-	backoff := 100 * time.Microsecond
-	for {
+// deviceRegister calls the device, patiently.
+func (c *Cache) deviceRegister(ctx context.Context, r Range, access Access) (reg device.Registration, err error) {
+	err = c.patiently(ctx, r, func() error {
 		start := c.clock()
-		reg, err := c.dev.Register(ctx, r, access)
-		if err == nil {
-			c.stats.register.record(c.clock() - start)
-			if !reg.Range.Contains(r) || reg.Range.Len()-r.Len() > math.MaxUint32 || !reg.Access.Covers(access) {
-				err := c.dev.Deregister(reg)
-				return reg, errors.Join(fmt.Errorf("register %v with %v: device returned %v with %v: %w",
-					r, access, reg.Range, reg.Access, device.ErrInvalid), err)
-			}
-			return reg, nil
+		if reg, err = c.dev.Register(ctx, r, access); err != nil {
+			c.stats.registerErrors.Add(1)
+			return err
 		}
-		c.stats.registerErrors.Add(1)
-		scarce := errors.Is(err, device.ErrNoMemory) || errors.Is(err, device.ErrNoSlots)
-		if !scarce && !errors.Is(err, device.ErrBusy) || c.opts.RegisterTimeout < 0 || triedOnce(ctx) {
-			return reg, fmt.Errorf("acquire %v: %w", r, err)
-		}
-		switch now := time.Now(); {
-		case deadline.IsZero():
-			deadline = now.Add(c.opts.RegisterTimeout)
-		case now.After(deadline):
-			return reg, fmt.Errorf("acquire %v: %w", r, err)
-		}
-		if scarce && c.evictSome(r) {
-			// Something was given back: try at once. If unpinning is
-			// asynchronous this fails again, with nothing left to evict at
-			// last, and then we wait.
-			continue
-		}
-		select {
-		case <-time.After(backoff):
-		case <-ctx.Done():
-			return reg, fmt.Errorf("acquire %v: %w: %w", r, ctx.Err(), err)
-		}
-		backoff = min(2*backoff, 20*time.Millisecond)
+		c.stats.register.record(c.clock() - start)
+		return nil
+	})
+	if err != nil {
+		return reg, fmt.Errorf("acquire %v: %w", r, err)
 	}
+	if !reg.Range.Contains(r) || reg.Range.Len()-r.Len() > math.MaxUint32 || !reg.Access.Covers(access) {
+		err := c.dev.Deregister(reg)
+		return reg, errors.Join(fmt.Errorf("register %v with %v: device returned %v with %v: %w",
+			r, access, reg.Range, reg.Access, device.ErrInvalid), err)
+	}
+	return reg, nil
 }

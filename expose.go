@@ -90,10 +90,7 @@ func (c *Cache) awaitUpdate(ctx context.Context, e *entry) bool {
 		c.mu.Unlock()
 		return false
 	}
-	if f.done == nil {
-		f.done = make(chan struct{})
-	}
-	done := f.done
+	done := f.landed()
 	c.mu.Unlock()
 	select {
 	case <-done:

@@ -105,7 +105,13 @@ func spanOf(e *entry) uint64 {
 	return s | n
 }
 
-// spanCovers reports whether an exact span, of a listing in use, covers a page and more after it.
+// spanAllows reports whether the span's entry has the given access.
+func spanAllows(span uint64, access Access) bool {
+	return access&^Access(span>>spanAccessShift&spanAccessMask) == 0
+}
+
+// spanCovers reports whether an exact span, of a listing in use, covers a page
+// and more after it.
 func spanCovers(span, page, more uint64) bool {
 	at, pages := page-span>>spanFirstShift, span&spanPagesMask
 	return at < pages && more < pages-at
@@ -124,8 +130,8 @@ func newIndexTable(buckets int) *indexTable {
 	return &indexTable{buckets: make([]indexBucket, buckets)}
 }
 
-// newIndex returns an index whose table is found at the given place, for up to the expected number of entries: where
-// growth stops, if each has one listing.
+// newIndex returns an index whose table is found at the given place, for up to
+// the expected number of entries: where growth stops, if each has one listing.
 func newIndex(at *atomic.Pointer[indexTable], expected int, each func(func(*entry))) *index {
 	x := &index{table: at, each: each, expected: expected}
 	x.table.Store(newIndexTable(minIndexBuckets))
@@ -237,8 +243,9 @@ func (x *index) visit(e *entry, f func(b *indexBucket, place int)) {
 	}
 }
 
-// insert lists e with the word that it was last found valid at. The cache's mu must be held, no live entry
-// overlap e, and e not be among those that each visits yet.
+// insert lists e with the word that it was last found valid at. The cache's mu
+// must be held, no live entry overlap e, and e not be among those that each visits
+// yet.
 func (x *index) insert(e *entry, seen uint64) {
 	level, first, last := indexBlocks(e)
 	n := int(last - first + 1)
@@ -324,7 +331,7 @@ func (x *index) rebuild(n int) *indexTable {
 	x.room = room
 	buckets := max(room*100/(bucketListings*indexFill(room))+1, minIndexBuckets)
 	t, marked := x.fresh(buckets)
-	// Addresses a fixed distance apart can fall on few buckets.
+	// Addresses may fall on few buckets, whatever the hash.
 	for range 3 {
 		if marked*3 <= len(t.buckets) {
 			break

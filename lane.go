@@ -59,8 +59,7 @@ func (c *Cache) NewLane() (*Lane, error) {
 
 // Close ends the lane. It returns a wrapped ErrInUse, and does nothing, while a
 // region is held through it. A closed lane goes on through the cache's own holds.
-// Close is idempotent. It needn't be called before
-// the cache's Close.
+// Close is idempotent. It needn't be called before the cache's Close.
 func (l *Lane) Close() error {
 	c := l.c
 	if c.guard.Forked() {
@@ -145,7 +144,7 @@ func (l *Lane) acquire(ctx context.Context, r Range, access Access) (Region, err
 	e := at.e.Load()
 	span := at.span.Load()
 	if !spanCovers(span, page, more) || e == nil || r.Start >= r.End ||
-		access&^Access(span>>spanAccessShift&spanAccessMask) != 0 || c.state.Load()&forkguard.Alive == 0 {
+		!spanAllows(span, access) || c.state.Load()&forkguard.Alive == 0 {
 		return c.acquireSlow(ctx, r, access, l)
 	}
 	l.next++

@@ -345,11 +345,6 @@ func (c *Cache) mergeFailed(f *flight) {
 // another's eviction.
 type once struct{ context.Context }
 
-func triedOnce(ctx context.Context) bool {
-	_, ok := ctx.(once)
-	return ok
-}
-
 // registerTarget registers f's target with the union of access; or, if that
 // can't be had, what it needs at least.
 func (c *Cache) registerTarget(ctx context.Context, f *flight, union Access) (*entry, PerUseCause, error) {

@@ -1,6 +1,7 @@
 package pindown
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -35,7 +36,49 @@ type stuck struct {
 	err   error
 }
 
-// transient reports whether a deregistration that failed so may succeed later.
+// patiently makes a call to the device for r, and again after evicting idle regions
+// when the device refuses for lack of something that they hold, and after a pause
+// when it is busy: for Options.RegisterTimeout after the first refusal, unless ctx
+// is impatient.
+func (c *Cache) patiently(ctx context.Context, r Range, call func() error) error {
+	var deadline time.Duration
+	for pause := 100 * time.Microsecond; ; {
+		err := call()
+		if err == nil || !transient(err) || errors.Is(err, device.ErrRegistrationLost) ||
+			c.opts.RegisterTimeout < 0 || impatient(ctx) {
+			return err
+		}
+		switch now := c.clock(); {
+		case deadline == 0:
+			deadline = now + c.opts.RegisterTimeout
+		case now > deadline:
+			return err
+		}
+		if !errors.Is(err, device.ErrBusy) && c.evictSome(r) {
+			// Something was given back: try at once. If unpinning is
+			// asynchronous this fails again, with nothing left to evict at
+			// last, and then we wait.
+			continue
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", ctx.Err(), err)
+		}
+		pause = min(2*pause, 20*time.Millisecond)
+	}
+}
+
+// impatient reports whether a first refusal is to be taken for an answer.
+func impatient(ctx context.Context) bool {
+	switch ctx.(type) {
+	case once, revivalContext:
+		return true
+	}
+	return false
+}
+
+// transient reports whether a call to the device that failed so may succeed later.
 func transient(err error) bool {
 	return errors.Is(err, device.ErrBusy) || errors.Is(err, device.ErrNoMemory) || errors.Is(err, device.ErrNoSlots)
 }

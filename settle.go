@@ -30,7 +30,17 @@ func (c *Cache) end(e *entry) {
 // is no older than this call: see holds.go. mu must be held.
 func (c *Cache) fence() {
 	if c.fencing() {
-		_ = sys.Membarrier() // it worked when it was registered, and has no other failure
+		barrier()
+	}
+}
+
+// barrier has every thread of the process pass a memory barrier. The system call
+// worked when it was registered; if a filter forbids it since, or always did, time
+// does: what a thread has stored leaves its processor in nanoseconds, or when the
+// thread leaves it.
+func barrier() {
+	if sys.Membarrier() != nil {
+		time.Sleep(time.Millisecond)
 	}
 }
 
@@ -107,7 +117,7 @@ func (c *Cache) settleDying() {
 	c.settling = len(batch)
 	c.state.Or(stateDead)
 	c.mu.Unlock()
-	_ = sys.Membarrier() // see fence
+	barrier()
 	c.mu.Lock()
 	c.settling = 0
 	c.sort(batch)
@@ -277,10 +287,8 @@ func (c *Cache) lastLook() {
 	if !held || !plainStores {
 		return
 	}
-	if sys.RegisterMembarrier() != nil || sys.Membarrier() != nil {
-		// No such system call: stores leave a processor in nanoseconds.
-		time.Sleep(time.Millisecond)
-	}
+	_ = sys.RegisterMembarrier() // without it, barrier takes its time
+	barrier()
 	c.lookAgain()
 }
 

@@ -99,6 +99,14 @@ func (u Updated) KeyChanged() bool {
 	return u.Outcome == UpdateKeyChanged || u.Outcome == UpdateGone
 }
 
+// unchangedKeys returns the result of an update that does nothing to e.
+func unchangedKeys(e *entry) Updated {
+	return Updated{
+		Range: e.rng(), OldLocalKey: e.localKey, OldRemoteKey: e.remoteKey,
+		LocalKey: e.localKey, RemoteKey: e.remoteKey,
+	}
+}
+
 const (
 	// maxOvertaken is how often an update starts again because a VM operation
 	// has overtaken it.
@@ -309,10 +317,7 @@ func (c *Cache) claim(ctx context.Context, e *entry) (*entry, *flight, Updated) 
 			c.awaitHitCheck()
 		}
 		c.lock()
-		u := Updated{
-			Range: e.rng(), OldLocalKey: e.localKey, OldRemoteKey: e.remoteKey,
-			LocalKey: e.localKey, RemoteKey: e.remoteKey,
-		}
+		u := unchangedKeys(e)
 		if c.closed {
 			c.mu.Unlock()
 			u.Outcome, u.Err = UpdateFailed, ErrClosed
@@ -332,10 +337,7 @@ func (c *Cache) claim(ctx context.Context, e *entry) (*entry, *flight, Updated) 
 				u.Outcome, u.Err = UpdateFailed, device.ErrBusy
 				return e, nil, u
 			}
-			if other.done == nil {
-				other.done = make(chan struct{})
-			}
-			done := other.done
+			done := other.landed()
 			c.mu.Unlock()
 			select {
 			case <-done:
@@ -383,10 +385,7 @@ func reviving(ctx context.Context) bool {
 
 // updateClaimed is update once e is dead and f keeps others off.
 func (c *Cache) updateClaimed(ctx context.Context, e *entry, f *flight, policy UpdatePolicy) Updated {
-	u := Updated{
-		Range: e.rng(), OldLocalKey: e.localKey, OldRemoteKey: e.remoteKey,
-		LocalKey: e.localKey, RemoteKey: e.remoteKey,
-	}
+	u := unchangedKeys(e)
 	if policy == UpdateStrict {
 		if err := c.drain(ctx, e); err != nil {
 			u.Outcome, u.Err = UpdateFailed, err
@@ -593,26 +592,14 @@ func (c *Cache) point(ctx context.Context, e *entry, old device.Registration) (r
 // insistOn calls the device, and again for a while if it refuses for lack of
 // something.
 func (c *Cache) insistOn(ctx context.Context, r Range, call func() error) error {
-	for end, pause := c.clock()+max(c.opts.RegisterTimeout, 0), 100*time.Microsecond; ; {
+	return c.patiently(ctx, r, func() error {
 		start := c.clock()
 		err := call()
 		if err == nil {
 			c.stats.update.record(c.clock() - start)
-			return nil
 		}
-		if !transient(err) || errors.Is(err, device.ErrRegistrationLost) || c.clock() >= end || ctx.Err() != nil || reviving(ctx) {
-			return err
-		}
-		if !errors.Is(err, device.ErrBusy) && c.evictSome(r) {
-			continue
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return fmt.Errorf("%w: %w", ctx.Err(), err)
-		}
-		pause = min(2*pause, 20*time.Millisecond)
-	}
+		return err
+	})
 }
 
 // moveTo publishes n, which has e's registration now, in place of e.
