@@ -10,6 +10,10 @@ import (
 // WriteHTML writes the result as a page with plots; see package report.
 func (r *Result) WriteHTML(w io.Writer) error {
 	page := &report.Page{Title: "Where would the time go?", Facts: r.facts(), Foot: "pindown replay"}
+	if !r.asked() {
+		page.Sections = []report.Section{{Title: "No requests", Elements: []report.Element{report.Text(nothingAsked)}}}
+		return page.WriteHTML(w)
+	}
 	page.Sections = append(page.Sections, r.answersSection())
 	for i := range r.Models {
 		page.Sections = append(page.Sections, r.modelSection(i))
@@ -75,9 +79,6 @@ func (r *Result) curveSection() report.Section {
 		rate.Marks = []report.Mark{{X: float64(r.Recommended.MaxBytes), Name: "recommended"}}
 	}
 	points := append([]CurvePoint{{SizeBytes: uint64(r.Trace.Page), MissedBytes: r.Curve.Bytes}}, r.Curve.Sizes...)
-	if r.Curve.Requests == 0 {
-		points = nil
-	}
 	if n := len(r.Curve.Sizes); n > 0 && r.Curve.Sizes[0].SizeBytes == uint64(r.Trace.Page) {
 		points = points[1:]
 	}

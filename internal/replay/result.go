@@ -278,6 +278,11 @@ func (r *Result) policy(p Policy) *PolicyResult {
 	return nil
 }
 
+// asked reports whether there was a request.
+func (r *Result) asked() bool { return r.policy(PerUse).Requests > 0 }
+
+const nothingAsked = "The trace has no requests: there is nothing to compare."
+
 func (r *Result) recommend() {
 	r.Recommended.Best = make(map[string]string)
 	for i, m := range r.Models {
@@ -322,7 +327,7 @@ func (r *Result) answer() {
 		}
 		percent := report.Percent.Format
 		switch {
-		case r.policy(PerUse).Requests == 0:
+		case !r.asked():
 			a.Text = "the trace has no requests"
 		default:
 			does := "doesn't dominate, even if the kernel does it"
@@ -417,6 +422,16 @@ func (r *Result) facts() []report.Fact {
 	if r.Trace.UseRule != "" {
 		facts = append(facts, report.Fact{Name: "what a use is", Value: r.Trace.UseRule})
 	}
+	var skipped []string
+	if c.Registered > 0 {
+		skipped = append(skipped, fmt.Sprintf("%d uses through buffers that the program had registered itself: the registrations are the requests, so that a cache has nothing to save there", c.Registered))
+	}
+	if n := c.Skipped - c.Registered; n > 0 {
+		skipped = append(skipped, fmt.Sprintf("%d uses or registrations that failed, or were empty, too small or not asked for", n))
+	}
+	if len(skipped) > 0 {
+		facts = append(facts, report.Fact{Name: "left out", Value: strings.Join(skipped, "; ")})
+	}
 	if c.Lost > 0 || c.LostPlaces > 0 {
 		facts = append(facts, report.Fact{Name: "missing", Value: fmt.Sprintf("%d records or more, in %d places", c.Lost, c.LostPlaces)})
 	}
@@ -435,8 +450,12 @@ func (r *Result) WriteText(w io.Writer) error {
 	for _, f := range r.facts() {
 		fmt.Fprintf(&b, "%s: %s\n", f.Name, printable(f.Value))
 	}
-	if r.policy(PerUse).Requests == 0 {
-		fmt.Fprintf(&b, "\nThe trace has no requests: no use of a buffer%s, and no registration.\n", map[bool]string{true: " that is long enough"}[r.Settings.MinUse > 1])
+	if !r.asked() {
+		fmt.Fprintf(&b, "\n%s\n", nothingAsked)
+		if _, err := io.WriteString(w, b.String()); err != nil {
+			return fmt.Errorf("write result: %w", err)
+		}
+		return nil
 	}
 	tw := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(tw, "\nPOLICY\tHIT RATE\tREGISTERED\tUPDATED\tDEREGISTERED\tINVALIDATED\tEVICTED\tPINNED PEAK\tMEAN\tSTALE PEAK")

@@ -85,9 +85,11 @@ type Counts struct {
 	Registrations uint64 `json:"registrations"`
 	RegisterBytes uint64 `json:"register_bytes"`
 	// Skipped is the number of uses and registrations that were no requests:
-	// failed, empty, too small, or not asked for.
-	Skipped   uint64 `json:"skipped"`
-	Processes int    `json:"processes"`
+	// through a registration of the program's own (Registered), failed, empty, too
+	// small, or not asked for.
+	Skipped    uint64 `json:"skipped"`
+	Registered uint64 `json:"skipped_registered_uses"`
+	Processes  int    `json:"processes"`
 	// Lost is the number of records that the recorder or the file lost, as far
 	// as known; LostPlaces the places at which it happened.
 	Lost       uint64 `json:"lost"`
@@ -260,6 +262,9 @@ func (t *timeline) event(e *trace.Event) error {
 		if e.Failed() || e.Range.Empty() || e.Via != trace.ViaInvalid || !t.opts.Requests.uses() ||
 			uint64(e.Range.Len()) < t.opts.MinUse {
 			t.counts.Skipped++
+			if e.Via != trace.ViaInvalid {
+				t.counts.Registered++
+			}
 			return nil
 		}
 		t.counts.Uses++
