@@ -191,8 +191,8 @@ func TestFollow(t *testing.T) {
 	if o == nil || o.Count != (oldThreads+1)*moves || o.Failed != 0 {
 		t.Fatalf("mremap: %+v, want %d", o, (oldThreads+1)*moves)
 	}
-	if res.ExitCode != -1 || len(res.Command) == 0 {
-		t.Errorf("exit code %d, command %q", res.ExitCode, res.Command)
+	if res.ExitCode != -1 || !res.Ended || len(res.Command) == 0 {
+		t.Errorf("exit code %d, ended %v, command %q", res.ExitCode, res.Ended, res.Command)
 	}
 	if !slices.ContainsFunc(res.CallSites, func(c CallSite) bool {
 		return c.Operation == "mremap" && slices.ContainsFunc(c.Stack, func(f Frame) bool { return strings.HasSuffix(f.Function, "profile.move") })

@@ -29,18 +29,11 @@ func (r *Result) WriteHTML(w io.Writer) error {
 }
 
 func (r *Result) facts() []report.Fact {
-	end := fmt.Sprint(r.ExitCode)
-	switch {
-	case r.Signal != "":
-		end += " (" + r.Signal + ")"
-	case r.ExitCode < 0:
-		end = "still runs"
-	}
 	o := r.Overhead
 	return []report.Fact{
 		{Name: "Kernel", Value: r.Kernel},
 		{Name: "Ran for", Value: report.Seconds.Format(r.Seconds)},
-		{Name: "Exit code", Value: end},
+		{Name: "End", Value: r.fate()},
 		{Name: "Processes", Value: fmt.Sprint(r.Processes)},
 		{Name: "Threads with VM operations", Value: fmt.Sprint(len(r.Threads))},
 		{Name: "Cost", Value: fmt.Sprintf("%s in BPF programs, %.1f %% of the program's processor time", report.Seconds.Format(o.Seconds), 100*o.Share)},

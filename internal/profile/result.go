@@ -11,8 +11,9 @@ type Result struct {
 	Command []string `json:"command"`
 	PID     int      `json:"pid"`
 	// ExitCode is the program's, 128 and the signal's number if one ended it; -1
-	// if it didn't end.
+	// if it didn't end, or its parent alone knows.
 	ExitCode int     `json:"exit_code"`
+	Ended    bool    `json:"ended"`
 	Signal   string  `json:"signal,omitempty"`
 	Seconds  float64 `json:"seconds"`
 	Kernel   string  `json:"kernel"`

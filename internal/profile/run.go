@@ -391,7 +391,7 @@ func (r *run) finish() (*Result, error) {
 	res := r.a.result(counts, r.o.Sites)
 	res.Command, res.PID, res.Kernel, res.PageSize = r.o.Command, r.pid, release(), os.Getpagesize()
 	res.Seconds = elapsed.Seconds()
-	res.ExitCode = -1
+	res.ExitCode, res.Ended = -1, r.ended
 	res.Lost = Lost{Events: stats.LostEvents, Stacks: stats.LostStacks, Tasks: stats.LostTasks, Mappings: r.spaces.lost}
 	res.Overhead = Overhead{
 		Measured: stats.Measured, Runs: stats.Runs, Seconds: stats.FollowedTime.Seconds(),

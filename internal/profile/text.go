@@ -10,7 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
-	"time"
+
+	"github.com/pindown/pindown/internal/report"
 )
 
 // Limits on what the text shows.
@@ -45,6 +46,20 @@ func (r *Result) commandLine() string {
 	return strings.Join(words, " ")
 }
 
+// fate says what became of the program.
+func (r *Result) fate() string {
+	switch {
+	case r.Signal != "":
+		return "ended by a signal: " + r.Signal
+	case r.ExitCode >= 0:
+		return fmt.Sprintf("exit code %d", r.ExitCode)
+	case r.Ended:
+		return "ended; its parent alone knows the exit code"
+	default:
+		return "still runs"
+	}
+}
+
 type printer struct {
 	w   io.Writer
 	err error
@@ -69,14 +84,7 @@ func (p *printer) table(rows [][]string) {
 
 func (p *printer) head(r *Result) {
 	p.f("%s\n", r.commandLine())
-	how := fmt.Sprintf("exit code %d", r.ExitCode)
-	switch {
-	case r.Signal != "":
-		how = "ended by a signal: " + r.Signal
-	case r.ExitCode < 0:
-		how = "still runs"
-	}
-	p.f("%s, %s s, %s, %s\n\n", how, significant(r.Seconds), plural(r.Processes, "process", "processes"), plural(len(r.Threads), "thread with VM operations", "threads with VM operations"))
+	p.f("%s, %s, %s, %s\n\n", r.fate(), duration(r.Seconds), plural(r.Processes, "process", "processes"), plural(len(r.Threads), "thread with VM operations", "threads with VM operations"))
 }
 
 // byTime returns the names of the operations, the longest first.
@@ -219,45 +227,9 @@ func (p *printer) rest(r *Result) {
 	}
 }
 
-// size formats a number of bytes.
-func size(n uint64) string {
-	const unit = 1024
-	if n < unit {
-		return fmt.Sprintf("%d B", n)
-	}
-	v, i := float64(n), -1
-	for v >= unit && i < 4 {
-		v /= unit
-		i++
-	}
-	return fmt.Sprintf("%s %ciB", significant(v), "KMGTP"[i])
-}
+func size(n uint64) string { return report.Bytes.Format(float64(n)) }
 
-// significant formats with three digits.
-func significant(v float64) string {
-	switch {
-	case v >= 99.95:
-		return fmt.Sprintf("%.0f", v)
-	case v >= 9.995:
-		return fmt.Sprintf("%.1f", v)
-	}
-	return fmt.Sprintf("%.2f", v)
-}
-
-// duration formats seconds.
-func duration(s float64) string {
-	switch {
-	case s == 0:
-		return "0"
-	case s < 1e-6:
-		return fmt.Sprintf("%.0f ns", s*float64(time.Second))
-	case s < 1e-3:
-		return significant(s*1e6) + " µs"
-	case s < 1:
-		return significant(s*1e3) + " ms"
-	}
-	return significant(s) + " s"
-}
+func duration(seconds float64) string { return report.Seconds.Format(seconds) }
 
 // FormatSize formats a number of bytes for people.
 func FormatSize(n uint64) string { return size(n) }
