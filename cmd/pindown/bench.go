@@ -98,7 +98,7 @@ func (o *benchOptions) addFlags(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.impls, "impl", nil, "`implementations` to run (default all)")
 	f.DurationVar(&o.duration, "duration", 0, "time of one measurement in one round (default 50ms)")
 	f.IntVar(&o.rounds, "rounds", 0, "number of rounds (default 7)")
-	f.BoolVar(&o.short, "short", false, "measure little and briefly: at most 10000 regions, 3 rounds of 5ms")
+	f.BoolVar(&o.short, "short", false, "measure little and briefly: at most 10000 regions, 3 rounds of 5ms, and no verdict on aims")
 	f.Uint64Var(&o.seed, "seed", 1, "seed of the random choices")
 	f.StringVar(&o.monitor, "monitor", "manual", "monitor of the cache: "+strings.Join(benchMonitorNames(), ", "))
 	f.BoolVar(&o.benchfmt, "benchfmt", false, "write Go benchmark lines, for benchstat")

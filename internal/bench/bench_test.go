@@ -151,6 +151,26 @@ func TestSelection(t *testing.T) {
 	}
 }
 
+// TestShortIsNotJudged: milliseconds say nothing about aims.
+func TestShortIsNotJudged(t *testing.T) {
+	for _, short := range []bool{false, true} {
+		o := tiny()
+		o.Workloads, o.Patterns, o.Short = []Workload{Invalidate}, []string{"acquire-after"}, short
+		r, err := Run(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b bytes.Buffer
+		if err := r.WriteText(&b); err != nil {
+			t.Fatal(err)
+		}
+		judged := slices.ContainsFunc(r.Ratios, func(x Ratio) bool { return x.Met != nil })
+		if judged == short || strings.Contains(b.String(), "doesn't tell") != short {
+			t.Errorf("short %v:\n%s", short, &b)
+		}
+	}
+}
+
 func TestFormats(t *testing.T) {
 	o := tiny()
 	o.Workloads = []Workload{Hit, Churn, Memory}

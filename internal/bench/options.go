@@ -72,7 +72,7 @@ type Options struct {
 	Duration time.Duration
 	// Rounds is how often each measurement is made. Default 7; with Short 3.
 	Rounds int
-	// Short makes everything small: to see that it works.
+	// Short makes everything small, to see that it works, and judges nothing.
 	Short bool
 	// Seed is that of the random choices. Zero means 1.
 	Seed uint64
