@@ -17,6 +17,7 @@ import (
 	"github.com/pindown/pindown"
 	"github.com/pindown/pindown/device"
 	"github.com/pindown/pindown/internal/replay"
+	"github.com/pindown/pindown/monitor"
 	"github.com/pindown/pindown/monitor/auto"
 	"github.com/pindown/pindown/monitor/manual"
 	"github.com/pindown/pindown/vm"
@@ -44,9 +45,11 @@ type Options struct {
 // sample is what calls for some pages took: the median, in nanoseconds.
 type sample struct{ pages, register, deregister, update float64 }
 
-// Run measures the calls of dev on memory of its own, a hit in a cache over it,
-// and what the best monitor that works here adds to a VM operation. It returns a
-// wrapped [ErrNotSupported] if dev doesn't register.
+// Run measures the calls of dev on memory of its own, and with the best monitor
+// that works here, a hit in a cache over dev and what the monitor adds to a VM
+// operation. Without a monitor that works, or that caches this memory, a hit is
+// measured with the manual one; the model's source says so. Run returns a wrapped
+// [ErrNotSupported] if dev doesn't register.
 func Run(ctx context.Context, dev device.Device, opts *Options) (replay.Model, error) {
 	o := Options{Rounds: 300, Largest: 4 << 20}
 	if opts != nil && opts.Rounds > 0 {
@@ -87,19 +90,27 @@ func Run(ctx context.Context, dev device.Device, opts *Options) (replay.Model, e
 		Deregister: fit(samples, func(s sample) float64 { return s.deregister }),
 		Update:     fit(samples, func(s sample) float64 { return s.update }),
 	}
-	if m.Hit, err = hit(ctx, dev, vm.RangeOf(mem[:page]), o.Rounds); err != nil {
-		return replay.Model{}, fmt.Errorf("calibrate: %w", err)
+	var hitName string
+	hits := func(mon monitor.Monitor) (err error) {
+		hitName = mon.Name()
+		m.Hit, err = hit(ctx, dev, mon, vm.RangeOf(mem[:page]), o.Rounds)
+		return err
 	}
-	name, cost, ok, err := touch(ctx, o.Rounds)
+	name, cost, ok, err := touch(ctx, o.Rounds, hits)
 	if err != nil {
 		return replay.Model{}, fmt.Errorf("calibrate: %w", err)
+	}
+	if m.Hit == 0 {
+		if err := withManual(hits); err != nil {
+			return replay.Model{}, fmt.Errorf("calibrate: %w", err)
+		}
 	}
 	if m.Touch = cost; !ok {
 		m.Touch = replay.UsualTouch
 		m.Assumed = "what the monitor adds to a VM operation: the machine was too busy to measure it"
 	}
-	m.Source = fmt.Sprintf("measured on this machine: %s, %d CPUs, %s, medians of %d calls with up to %d KiB; VM operation: monitor %s around madvise",
-		dev.Name(), runtime.NumCPU(), kernel(), o.Rounds, samplesMax(samples)*page/1024, name)
+	m.Source = fmt.Sprintf("measured on this machine: %s, %d CPUs, %s, medians of %d calls with up to %d KiB; hit: monitor %s; VM operation: monitor %s around madvise",
+		dev.Name(), runtime.NumCPU(), kernel(), o.Rounds, samplesMax(samples)*page/1024, hitName, name)
 	return m, nil
 }
 
@@ -192,13 +203,18 @@ func fit(samples []sample, y func(sample) float64) replay.Cost {
 
 const batch = 200 // hits in one measurement
 
-// hit times an acquire that hits and its release.
-func hit(ctx context.Context, dev device.Device, r vm.Range, rounds int) (_ float64, err error) {
+func withManual(f func(monitor.Monitor) error) (err error) {
 	mon, err := manual.New(nil)
 	if err != nil {
-		return 0, fmt.Errorf("open monitor: %w", err)
+		return fmt.Errorf("open monitor: %w", err)
 	}
 	defer func() { err = errors.Join(err, mon.Close()) }()
+	return f(mon)
+}
+
+// hit times an acquire that hits and its release; 0 if fewer than 9 of 10
+// do.
+func hit(ctx context.Context, dev device.Device, mon monitor.Monitor, r vm.Range, rounds int) (_ float64, err error) {
 	cache, err := pindown.New(dev, &pindown.Options{Monitor: mon})
 	if err != nil {
 		return 0, fmt.Errorf("open cache: %w", err)
@@ -218,6 +234,9 @@ func hit(ctx context.Context, dev device.Device, r vm.Range, rounds int) (_ floa
 		}
 		times = append(times, since(start)/batch)
 	}
+	if s := cache.Stats(); s.Hits < uint64(rounds*batch*9/10) {
+		return 0, nil
+	}
 	return median(times), nil
 }
 
@@ -228,8 +247,8 @@ const spread = 200
 // touch times madvise on a page without a monitor, with the best that works here,
 // and without again, and returns the difference. It is of the quickest tenth:
 // on a busy machine the others wait for other CPUs to forget the page. If the two
-// without differ too much, ok is false.
-func touch(ctx context.Context, rounds int) (name string, cost float64, ok bool, err error) {
+// without differ too much, ok is false. With the monitor it calls f.
+func touch(ctx context.Context, rounds int, f func(monitor.Monitor) error) (name string, cost float64, ok bool, err error) {
 	mem, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return "", 0, false, fmt.Errorf("map memory: %w", err)
@@ -259,6 +278,9 @@ func touch(ctx context.Context, rounds int) (name string, cost float64, ok bool,
 	}
 	name = sel.Monitor().Name()
 	with, err := timed()
+	if err == nil {
+		err = f(sel.Monitor())
+	}
 	if err = errors.Join(err, sel.Close()); err != nil {
 		return name, 0, false, err
 	}

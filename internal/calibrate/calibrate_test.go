@@ -4,12 +4,15 @@ import (
 	"errors"
 	"math"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/pindown/pindown/device"
 	"github.com/pindown/pindown/device/devicetest"
 	"github.com/pindown/pindown/device/iouring"
 	"github.com/pindown/pindown/internal/replay"
+	"github.com/pindown/pindown/monitor"
+	"github.com/pindown/pindown/monitor/auto"
 	"github.com/pindown/pindown/vm"
 )
 
@@ -67,7 +70,39 @@ func TestRun(t *testing.T) {
 	if m.Register.Call+m.Register.Page <= 0 || m.Deregister.Call+m.Deregister.Page <= 0 || m.Update == (replay.Cost{}) || m.Hit <= 0 || m.Source == "" {
 		t.Errorf("%+v", m)
 	}
+	sel := auto.Open(t.Context())
+	hits := "manual"
+	if mon := sel.Monitor(); mon != nil {
+		hits = mon.Name()
+	}
+	if err := sel.Close(); err != nil {
+		t.Error(err)
+	}
+	if !strings.Contains(m.Source, "hit: monitor "+hits+";") {
+		t.Errorf("not with monitor %s: %s", hits, m.Source)
+	}
 	t.Logf("%+v", m)
+}
+
+// TestNoHits: registrations per use aren't taken for hits.
+func TestNoHits(t *testing.T) {
+	fake := devicetest.NewFake(nil)
+	for _, lost := range []bool{false, true} {
+		err := withManual(func(mon monitor.Monitor) error {
+			if lost {
+				mon.Table().SetLost()
+			}
+			ns, err := hit(t.Context(), fake, mon, vm.Range{Start: 1 << 30, End: 1<<30 + page}, 2)
+			if (ns == 0) != lost {
+				t.Errorf("lost %v: %v ns", lost, ns)
+			}
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	fake.AssertEmpty(t)
 }
 
 func TestRunRefused(t *testing.T) {
