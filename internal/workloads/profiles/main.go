@@ -373,7 +373,9 @@ func write(w io.Writer, data *measured) {
 	}
 	fmt.Fprintln(w, "\n| Program | Calls |\n|---|---|")
 	for _, f := range all {
-		names := slices.SortedFunc(maps.Keys(f.Calls), func(a, b string) int { return cmp.Compare(median(f.Calls[b]), median(f.Calls[a])) })
+		names := slices.SortedFunc(maps.Keys(f.Calls), func(a, b string) int {
+			return cmp.Or(cmp.Compare(median(f.Calls[b]), median(f.Calls[a])), cmp.Compare(a, b))
+		})
 		var calls []string
 		for _, n := range names {
 			calls = append(calls, fmt.Sprintf("%s %.0f", n, median(f.Calls[n])))

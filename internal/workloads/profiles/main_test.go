@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/pindown/pindown/internal/replay"
 )
 
@@ -62,5 +64,28 @@ func TestTables(t *testing.T) {
 	write(&b, &measured{Models: models, Workloads: []*figures{f}})
 	if n, want := strings.Count(b.String(), "| program |"), 4+len(models); n != want {
 		t.Errorf("%d rows, want %d:\n%s", n, want, b.String())
+	}
+}
+
+// TestDocument: the tables in the document are those of its file of figures.
+func TestDocument(t *testing.T) {
+	const docs = "../../../docs/vm-activity"
+	o := options{data: docs + ".json", doc: filepath.Join(t.TempDir(), "doc.md"), render: true}
+	want, err := os.ReadFile(docs + ".md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(o.doc, want, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := o.run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(o.doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("make it anew with -render: %s", diff)
 	}
 }
