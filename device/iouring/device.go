@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pindown/pindown/device"
+	"github.com/pindown/pindown/internal/sys"
 	"github.com/pindown/pindown/internal/uring"
 	"github.com/pindown/pindown/vm"
 )
@@ -251,7 +252,7 @@ func (d *Device) limitPinned(o *Options, queues uint64) error {
 	if o.MaxPinnedBytes != 0 {
 		return nil
 	}
-	limit, limited := memlock()
+	limit, limited := sys.Memlock()
 	limit -= min(limit, queues)
 	if !limited || limit > 0 {
 		d.limits.MaxPinnedBytes = limit

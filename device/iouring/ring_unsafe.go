@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pindown/pindown/device"
+	"github.com/pindown/pindown/internal/sys"
 	"github.com/pindown/pindown/internal/uring"
 	"github.com/pindown/pindown/vm"
 )
@@ -102,7 +103,7 @@ func newRing(opts *RingOptions) (*Ring, error) {
 	}
 	fd, err := uring.Setup(uint32(o.Entries), &p)
 	if err != nil {
-		if limit, limited := memlock(); limited && errnoOf(err) == unix.ENOMEM && limit < queueBytes(o.Entries, o.CQEntries) {
+		if limit, limited := sys.Memlock(); limited && errnoOf(err) == unix.ENOMEM && limit < queueBytes(o.Entries, o.CQEntries) {
 			return nil, noMemlock("io_uring_setup", err)
 		}
 		return nil, setupError(err)

@@ -1,5 +1,6 @@
 // Package sys holds the kernel interfaces that golang.org/x/sys/unix lacks:
-// userfaultfd(2) and the query ioctl of /proc/PID/maps.
+// userfaultfd(2), the query ioctl of /proc/PID/maps, and what limits pinned
+// memory.
 //
 // Structures and constants keep the kernel's layout, and their sizes and
 // offsets are asserted in tests. Functions return the errno wrapped by

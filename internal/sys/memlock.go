@@ -1,4 +1,4 @@
-package iouring
+package sys
 
 import (
 	"os"
@@ -11,9 +11,10 @@ import (
 // from RLIMIT_MEMLOCK.
 const initUserNS = "user:[4026531837]"
 
-// memlock returns how many bytes the process may pin, in whole pages; limited
-// is false if nothing limits it.
-func memlock() (limit uint64, limited bool) {
+// Memlock returns how many bytes the process may pin, in whole pages; limited
+// is false if nothing limits it. Of whom the kernel counts them is the
+// subsystem's choice: the user (io_uring) or the address space (RDMA).
+func Memlock() (limit uint64, limited bool) {
 	if ipcLock() {
 		return 0, false
 	}
