@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"os"
 	"slices"
 	"sync"
 
@@ -193,7 +192,12 @@ func (d *Device) register(ctx context.Context, r vm.Range, access device.Access,
 		return device.Registration{}, err
 	}
 	mr, err := call()
+	return d.record(mr, r, access, err)
+}
 
+// record ends what take began: it keeps the registration that was made, unless
+// err says that there is none.
+func (d *Device) record(mr *ibv.MR, r vm.Range, access device.Access, err error) (device.Registration, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	defer d.endLocked()
@@ -243,17 +247,14 @@ func (d *Device) RegisterImplicit(ctx context.Context, access device.Access) (de
 		return device.Registration{}, fmt.Errorf("verbs: register everything: %w", err)
 	}
 	mr, err := d.lib.RegMR(d.pd, 0, ^uintptr(0), d.flags(access)|ibv.AccessOnDemand)
-
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	defer d.endLocked()
 	if err != nil {
-		d.taken--
-		return device.Registration{}, fmt.Errorf("verbs: register everything: %w", callError("ibv_reg_mr", err))
+		err = callError("ibv_reg_mr", err)
 	}
-	d.next++
-	d.regs[d.next] = &registration{mr: mr, r: r, access: access}
-	return device.Registration{Range: r, LocalKey: mr.LKey, RemoteKey: mr.RKey, Access: access, Handle: d.next}, nil
+	reg, err := d.record(mr, r, access, err)
+	if err != nil {
+		return device.Registration{}, fmt.Errorf("verbs: register everything: %w", err)
+	}
+	return reg, nil
 }
 
 // RegisterDMABuf registers length bytes at offset of the dma-buf fd; work
@@ -398,6 +399,3 @@ func (d *Device) Close() error {
 	}
 	return nil
 }
-
-// pageSize is what ranges are counted in.
-func (d *Device) pageSize() uintptr { return uintptr(os.Getpagesize()) }

@@ -3,6 +3,7 @@ package verbs
 import (
 	"context"
 	"fmt"
+	"os"
 
 	"github.com/pindown/pindown/device"
 	"github.com/pindown/pindown/device/verbs/internal/ibv"
@@ -179,7 +180,7 @@ func (q *Queue) fastRegister(wr device.FastRegister) error {
 	switch {
 	case f == nil:
 		err = fmt.Errorf("no such fast key: %w", device.ErrInvalid)
-	case uint64(wr.Range.RoundOut(d.pageSize()).Len()) > f.max:
+	case uint64(wr.Range.RoundOut(uintptr(os.Getpagesize())).Len()) > f.max:
 		err = fmt.Errorf("at most %d bytes: %w", f.max, device.ErrTooLarge)
 	case f.over != nil:
 		err = fmt.Errorf("the key means something: %w", device.ErrInvalid)
