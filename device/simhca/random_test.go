@@ -471,8 +471,8 @@ func (w *world) poll() {
 }
 
 func (w *world) completed(c simhca.Completion) {
-	r := w.requests[c.ID]
-	if r == nil {
+	r, ok := w.requests[c.ID]
+	if !ok {
 		w.fatalf("completion of nothing: %+v", c)
 	}
 	delete(w.requests, c.ID)

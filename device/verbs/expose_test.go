@@ -115,23 +115,29 @@ func TestExposeMany(t *testing.T) {
 	live := map[uint32]bool{}
 	for range 4 {
 		wg.Go(func() {
-			for range 50 {
-				x, err := d.Expose(ctx, reg, vm.RangeOf(b), device.RemoteRead)
-				if err != nil {
-					t.Error(err)
-					return
+			for range 12 {
+				var held [4]device.Exposure // So that many are live at a time.
+				for i := range held {
+					x, err := d.Expose(ctx, reg, vm.RangeOf(b), device.RemoteRead)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					mu.Lock()
+					if live[x.RemoteKey] {
+						t.Errorf("key %#x is live twice", x.RemoteKey)
+					}
+					live[x.RemoteKey] = true
+					mu.Unlock()
+					held[i] = x
 				}
-				mu.Lock()
-				if live[x.RemoteKey] {
-					t.Errorf("key %#x is live twice", x.RemoteKey)
-				}
-				live[x.RemoteKey] = true
-				mu.Unlock()
-				mu.Lock()
-				delete(live, x.RemoteKey)
-				mu.Unlock()
-				if err := d.Withdraw(ctx, x); err != nil {
-					t.Error(err)
+				for _, x := range held {
+					mu.Lock()
+					delete(live, x.RemoteKey)
+					mu.Unlock()
+					if err := d.Withdraw(ctx, x); err != nil {
+						t.Error(err)
+					}
 				}
 			}
 		})
