@@ -27,7 +27,7 @@ func library(t *testing.T) string {
 		if os.Getenv("CI") == "true" {
 			t.Fatalf("%v\n%s", err, out)
 		}
-		t.Skip("needs gcc and the header infiniband/verbs.h (apt-get install gcc libc6-dev libibverbs-dev)")
+		t.Skipf("needs gcc and the header infiniband/verbs.h (apt-get install gcc libc6-dev libibverbs-dev): %v", err)
 	}
 	return path
 }
@@ -137,6 +137,22 @@ func TestCopy(t *testing.T) {
 			t.Errorf("%v: %s", err, out.String())
 		}
 	}
+	// A file that is there already, onto itself.
+	self := filepath.Join(dir, fmt.Sprint("file-", block+1))
+	before, err := os.ReadFile(self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &sender{a: here, addr: addr, block: block}
+	if _, err := s.send(t.Context(), self, wayCache); err != nil {
+		t.Errorf("onto itself: %v", err)
+	}
+	if after, err := os.ReadFile(self); err != nil || !bytes.Equal(after, before) {
+		t.Errorf("onto itself: %v, or other bytes", err)
+	}
+	if parts, _ := filepath.Glob(filepath.Join(dir, "*.part")); len(parts) > 0 {
+		t.Errorf("left: %v", parts)
+	}
 	if len(failed) > 0 {
 		t.Error(failed)
 	}
@@ -155,13 +171,16 @@ func TestCopyFails(t *testing.T) {
 	if err := os.WriteFile(path, make([]byte, 1<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// At the server, the name is a directory.
-	if err := os.Mkdir(filepath.Join(dir, "taken"), 0o700); err != nil {
-		t.Fatal(err)
-	}
 	s := &sender{a: here, addr: addr, block: 4096}
-	if _, err := s.send(t.Context(), path, wayCache); !errors.Is(err, errPeer) {
-		t.Errorf("a name that is taken: %v", err)
+	// At the server, the name is a directory: it is found out at the end, or at
+	// once.
+	for _, name := range []string{"taken", "taken.part"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.send(t.Context(), path, wayCache); !errors.Is(err, errPeer) {
+			t.Errorf("%s is taken: %v", name, err)
+		}
 	}
 	s.addr = "127.0.0.1:1"
 	if _, err := s.send(t.Context(), path, wayCache); err == nil {

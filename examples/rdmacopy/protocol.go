@@ -18,7 +18,7 @@ import (
 //	                            ←     offer     (where a block may be written)
 //	RDMA write of the block     ⇒     memory
 //	block    (which, how long)  →               … as often as needed
-//	block    (end, checksum)    →
+//	block    (end)              →
 //	                            ←     reply     (checksum, figures)
 
 // request begins a copy.

@@ -60,7 +60,7 @@ func serveCommand(ctx context.Context, args []string) (err error) {
 			fmt.Fprintf(os.Stderr, "%v: %v\n", conn.RemoteAddr(), err)
 		}
 	}
-	return errors.Join(l.Close())
+	return l.Close()
 }
 
 // serve takes one file.
@@ -96,11 +96,19 @@ func (s *server) receive(ctx context.Context, ctl *control, q *verbs.Queue, req 
 	if req.Block < 1 || req.Block > maxBlock || req.Size < 0 || req.Renew < 0 {
 		return nil, fmt.Errorf("request %+v", req)
 	}
-	file, err := s.dir.Create(req.Name) // It can't lead out of the directory.
+	// It gets its name when all of it is there: what the client sends may be the
+	// file of that name in this very directory. It can't lead out of there.
+	part := req.Name + ".part"
+	file, err := s.dir.Create(part)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, file.Close()) }()
+	defer func() {
+		err = errors.Join(err, file.Close())
+		if err != nil {
+			err = errors.Join(err, s.dir.Remove(part))
+		}
+	}()
 	p, err := newPool(ctx, s.a, req.Way, slots, req.Block, req.Renew)
 	if err != nil {
 		return nil, err
@@ -161,6 +169,9 @@ func (s *server) receive(ctx context.Context, ctl *control, q *verbs.Queue, req 
 	}
 	crc, err := sum(file)
 	if err != nil {
+		return nil, err
+	}
+	if err := s.dir.Rename(part, req.Name); err != nil {
 		return nil, err
 	}
 	fmt.Fprintf(os.Stderr, "%s: %d bytes, way %s, %d of %d acquires were hits\n", req.Name, req.Size, req.Way, p.stats.Hits, p.stats.Acquires)
