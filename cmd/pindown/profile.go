@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -100,62 +101,40 @@ func (o *profileOptions) addFlags(f *pflag.FlagSet) {
 }
 
 // outputs are the files to write. They are opened before the program runs, so
-// that what can't be written is told in time, and written beside what is there: a
-// run that fails leaves that alone.
+// that what can't be written is told in time.
 type outputs struct {
-	text, html, trace *os.File
-	rename            map[*os.File]string // to what, if all went well
+	text, html, trace *outFile
 }
 
 func (o *profileOptions) open() (f outputs, err error) {
-	f.rename = map[*os.File]string{}
 	for _, x := range []struct {
 		path string
-		to   **os.File
+		to   **outFile
 	}{{o.output, &f.text}, {o.html, &f.html}, {o.trace, &f.trace}} {
 		if x.path == "" {
 			continue
 		}
-		if *x.to, err = f.create(x.path); err != nil {
-			return f, errors.Join(err, f.close(false))
+		file, err := createFile(x.path)
+		if err == nil && file.path != "" && slices.ContainsFunc(f.all(), func(g *outFile) bool { return g.path == file.path }) {
+			err = errors.Join(usageError{fmt.Errorf("%s: named for two outputs", x.path)}, file.finish(false))
 		}
+		if err != nil {
+			return f, errors.Join(err, f.finish(false))
+		}
+		*x.to = file
 	}
 	return f, nil
 }
 
-func (f *outputs) create(path string) (*os.File, error) {
-	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-		return os.OpenFile(path, os.O_WRONLY, 0) // a pipe or a terminal, or an error
-	}
-	for _, taken := range f.rename {
-		if taken == path {
-			return nil, usageError{fmt.Errorf("%s: named for two outputs", path)}
-		}
-	}
-	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
-	if err != nil {
-		return nil, fmt.Errorf("create %s: %w", path, err)
-	}
-	f.rename[file] = path
-	return file, file.Chmod(0o644)
+func (f *outputs) all() []*outFile {
+	return slices.DeleteFunc([]*outFile{f.text, f.html, f.trace}, func(g *outFile) bool { return g == nil })
 }
 
-// close closes the files, and puts them in their places if good.
-func (f *outputs) close(good bool) error {
+// finish closes the files, and puts them in their places if good.
+func (f *outputs) finish(good bool) error {
 	var errs []error
-	for _, x := range []*os.File{f.text, f.html, f.trace} {
-		if x == nil {
-			continue
-		}
-		err := x.Close()
-		if path := f.rename[x]; path != "" {
-			if good && err == nil {
-				err = os.Rename(x.Name(), path)
-			} else {
-				err = errors.Join(err, os.Remove(x.Name()))
-			}
-		}
-		errs = append(errs, err)
+	for _, g := range f.all() {
+		errs = append(errs, g.finish(good))
 	}
 	return errors.Join(errs...)
 }
@@ -179,7 +158,7 @@ func (o *profileOptions) run(cmd *cobra.Command, args []string) (err error) {
 	}
 	good := false
 	defer func() {
-		if e := files.close(good); e != nil {
+		if e := files.finish(good); e != nil {
 			err = errors.Join(e, err)
 		}
 	}()

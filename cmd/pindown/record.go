@@ -16,8 +16,10 @@ address space, its registrations of memory and its uses of buffers to a file,
 for pindown replay. It is "pindown profile --trace file": see there. The file is
 named after the program if it isn't named before "--".
 
-The recording is written as the program goes; if this command is killed, what
-was written until then can be read. Names of functions are written at the end.`,
+The recording is written as the program goes, beside the file, whose name it
+gets at the end: ".file.pdtrace-" and a number. If this command is killed, what
+was written until then is there and can be read. Names of functions are written
+at the end.`,
 		Example: `  pindown record -- go build ./...             # to go.pdtrace
   pindown record server.pdtrace -- ./server
   pindown record server.pdtrace -p 4711`,

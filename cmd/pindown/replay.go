@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -219,29 +218,4 @@ func machineModel(ctx context.Context) (m replay.Model, err error) {
 		return m, fmt.Errorf("%w: %w", demo.ErrNotSupported, err)
 	}
 	return m, err
-}
-
-// writeFile writes a file as a whole: who reads it never sees a part, and a
-// failure leaves what was there.
-func writeFile(path string, write func(io.Writer) error) (err error) {
-	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-		// A pipe or a terminal: there is nothing to replace.
-		f, err := os.OpenFile(path, os.O_WRONLY, 0)
-		if err != nil {
-			return err
-		}
-		return errors.Join(write(f), f.Close())
-	}
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
-	if err != nil {
-		return err
-	}
-	err = errors.Join(write(f), f.Chmod(0o644), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		err = errors.Join(err, os.Remove(f.Name()))
-	}
-	return err
 }
