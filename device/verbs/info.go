@@ -1,10 +1,6 @@
 package verbs
 
-import (
-	"bytes"
-
-	"github.com/pindown/pindown/device/verbs/internal/ibv"
-)
+import "github.com/pindown/pindown/device/verbs/internal/ibv"
 
 // Info is what an adapter and its provider can do.
 type Info struct {
@@ -34,10 +30,9 @@ type Info struct {
 func infoOf(l *ibv.Lib, c *ibv.Context, a *ibv.DeviceAttr) Info {
 	const rc = ibv.ODPSend | ibv.ODPRecv | ibv.ODPWrite | ibv.ODPRead
 	odp := l.QueryODP(c)
-	fw, _, _ := bytes.Cut(a.FwVer[:], []byte{0})
 	i := Info{
 		Name:             ibv.DeviceName(c.Device),
-		Firmware:         string(fw),
+		Firmware:         a.Firmware(),
 		MaxRegistrations: int(a.MaxMR),
 		MaxRange:         a.MaxMRSize,
 		MaxWindows:       int(a.MaxMW),

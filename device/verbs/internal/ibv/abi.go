@@ -7,9 +7,7 @@ const (
 	AccessRemoteRead      = 1 << 2
 	AccessRemoteAtomic    = 1 << 3
 	AccessMWBind          = 1 << 4
-	AccessZeroBased       = 1 << 5
 	AccessOnDemand        = 1 << 6
-	AccessHugeTLB         = 1 << 7
 	AccessRelaxedOrdering = 1 << 20
 )
 
@@ -31,10 +29,9 @@ const (
 
 // Device capabilities (enum ibv_device_cap_flags).
 const (
-	CapMemWindow        = 1 << 17
-	CapMemMgtExtensions = 1 << 21
-	CapMemWindowType2A  = 1 << 23
-	CapMemWindowType2B  = 1 << 24
+	CapMemWindow       = 1 << 17
+	CapMemWindowType2A = 1 << 23
+	CapMemWindowType2B = 1 << 24
 )
 
 // Bits of OdpCaps.
@@ -54,23 +51,17 @@ const (
 	MWType2 = 2
 )
 
-// Port states and link layers.
-const (
-	PortActive = 4
-
-	LinkLayerEthernet = 2
-)
+// PortActive is the state of a port that works.
+const PortActive = 4
 
 // QPTypeRC is a reliable connected queue pair.
 const QPTypeRC = 2
 
 // States of a queue pair.
 const (
-	QPSReset = 0
-	QPSInit  = 1
-	QPSRTR   = 2
-	QPSRTS   = 3
-	QPSErr   = 6
+	QPSInit = 1
+	QPSRTR  = 2
+	QPSRTS  = 3
 )
 
 // Bits of the mask of ibv_modify_qp.
@@ -101,13 +92,8 @@ const (
 	WRBindMW    = 8
 )
 
-// Flags of a send work request.
-const (
-	SendFence     = 1 << 0
-	SendSignaled  = 1 << 1
-	SendSolicited = 1 << 2
-	SendInline    = 1 << 3
-)
+// SendSignaled asks for a completion.
+const SendSignaled = 1 << 1
 
 // WCSuccess is the status of a completion without error.
 const WCSuccess = 0

@@ -87,6 +87,9 @@ func UverbsName(d *Device) string { return cString(d.DevName[:]) }
 // SysfsPath returns the device's directory in sysfs.
 func SysfsPath(d *Device) string { return cString(d.IbdevPath[:]) }
 
+// Firmware returns the firmware version; empty if it has none.
+func (a *DeviceAttr) Firmware() string { return cString(a.FwVer[:]) }
+
 func cString(b []byte) string {
 	if i := bytes.IndexByte(b, 0); i >= 0 {
 		b = b[:i]
