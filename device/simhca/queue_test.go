@@ -186,6 +186,7 @@ func TestWindowOfOne(t *testing.T) {
 		if c := g.memory(to.Range); c != 'o' {
 			t.Errorf("seed %d: %q", seed, c)
 		}
+		g.close()
 	}
 }
 
