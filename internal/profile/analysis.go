@@ -83,6 +83,8 @@ type analysis struct {
 	segments  map[segment]uint64 // sizes of System V shared memory that is attached
 	regs      registrations
 	cpu       time.Duration // of processes that have ended
+	pid       uint32        // of the process that is followed, if it was there before
+	status    *unix.WaitStatus
 	total     uint64        // operations
 	bytes     uint64
 }
@@ -120,6 +122,9 @@ func (a *analysis) event(e *probe.Event) {
 			a.cpu += time.Duration(e.Args[0])
 			delete(a.running, e.PID)
 			status := unix.WaitStatus(e.Result)
+			if e.PID == a.pid {
+				a.status = &status
+			}
 			if a.trace != nil {
 				x := &trace.Exit{Time: a.since(e.Time), PID: e.PID, Code: max(0, status.ExitStatus())}
 				if status.Signaled() {

@@ -191,7 +191,7 @@ func TestFollow(t *testing.T) {
 	if o == nil || o.Count != (oldThreads+1)*moves || o.Failed != 0 {
 		t.Fatalf("mremap: %+v, want %d", o, (oldThreads+1)*moves)
 	}
-	if res.ExitCode != -1 || !res.Ended || len(res.Command) == 0 {
+	if res.ExitCode != 0 || !res.Ended || len(res.Command) == 0 {
 		t.Errorf("exit code %d, ended %v, command %q", res.ExitCode, res.Ended, res.Command)
 	}
 	if !slices.ContainsFunc(res.CallSites, func(c CallSite) bool {

@@ -11,7 +11,7 @@ type Result struct {
 	Command []string `json:"command"`
 	PID     int      `json:"pid"`
 	// ExitCode is the program's, 128 and the signal's number if one ended it; -1
-	// if it didn't end, or its parent alone knows.
+	// if it didn't end, or that wasn't seen.
 	ExitCode int     `json:"exit_code"`
 	Ended    bool    `json:"ended"`
 	Signal   string  `json:"signal,omitempty"`

@@ -247,6 +247,7 @@ func (r *run) attach() error {
 		return err
 	}
 	pid := uint32(r.pid)
+	r.a.pid = pid
 	if err := r.spaces.readMaps(pid); err != nil {
 		r.note("functions aren't named: %v", err)
 	}
@@ -399,16 +400,15 @@ func (r *run) finish() (*Result, error) {
 	}
 	if r.exit != nil {
 		status, _ := r.exit.Sys().(syscall.WaitStatus)
-		res.ExitCode = status.ExitStatus()
-		if status.Signaled() {
-			const signalled = 128
-			res.ExitCode, res.Signal = signalled+int(status.Signal()), status.Signal().String()
-		}
+		res.ended(status)
 		// Daemons aren't children that anybody waits for.
 		res.Overhead.ProgramSeconds = max(r.exit.UserTime()+r.exit.SystemTime(), r.a.cpu).Seconds()
 		if res.Overhead.ProgramSeconds > 0 {
 			res.Overhead.Share = res.Overhead.Seconds / res.Overhead.ProgramSeconds
 		}
+	}
+	if r.a.status != nil {
+		res.ended(syscall.WaitStatus(*r.a.status))
 	}
 	delete(r.a.running, uint32(r.pid))
 	if n := len(r.a.running); n > 0 && r.ended {
@@ -421,6 +421,15 @@ func (r *run) finish() (*Result, error) {
 		}
 	}
 	return res, nil
+}
+
+// ended notes how the program ended.
+func (r *Result) ended(status syscall.WaitStatus) {
+	r.Ended, r.ExitCode = true, status.ExitStatus()
+	if status.Signaled() {
+		const signalled = 128
+		r.ExitCode, r.Signal = signalled+int(status.Signal()), status.Signal().String()
+	}
 }
 
 func plural(n int, one, many string) string {

@@ -54,7 +54,7 @@ func (r *Result) fate() string {
 	case r.ExitCode >= 0:
 		return fmt.Sprintf("exit code %d", r.ExitCode)
 	case r.Ended:
-		return "ended; its parent alone knows the exit code"
+		return "ended, exit code not seen"
 	default:
 		return "still runs"
 	}
