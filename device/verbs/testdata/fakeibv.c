@@ -44,10 +44,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 void fake_set(long what, long value)
 {
-	if (what < 0)
-		memset(settings, 0, sizeof settings);
-	else
-		settings[what] = value;
+	settings[what] = value;
 }
 
 long fake_get(long what)
