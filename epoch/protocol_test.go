@@ -212,18 +212,18 @@ func TestEveryInterleaving(t *testing.T) {
 	}
 }
 
-// seed returns the seed of a random test, which TEST_SEED overrides.
+// seed returns the seed of a random test, which PINDOWN_SEED overrides.
 func seed(t *testing.T) uint64 {
 	t.Helper()
 	s := uint64(time.Now().UnixNano())
-	if v := os.Getenv("TEST_SEED"); v != "" {
+	if v := os.Getenv("PINDOWN_SEED"); v != "" {
 		n, err := strconv.ParseUint(v, 0, 64)
 		if err != nil {
 			t.Fatal(err)
 		}
 		s = n
 	}
-	t.Logf("TEST_SEED=%d", s)
+	t.Logf("PINDOWN_SEED=%d", s)
 	return s
 }
 

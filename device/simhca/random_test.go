@@ -571,12 +571,12 @@ func (w *world) drain() {
 	}
 }
 
-// A million random steps of VM operations, verbs, work and closing. TEST_SEED
+// A million random steps of VM operations, verbs, work and closing. PINDOWN_SEED
 // repeats a run.
 func TestRandom(t *testing.T) {
 	steps := fewer(1_000_000)
 	seed := rand.Uint64()
-	if s := os.Getenv("TEST_SEED"); s != "" {
+	if s := os.Getenv("PINDOWN_SEED"); s != "" {
 		n, err := strconv.ParseUint(s, 10, 64)
 		if err != nil {
 			t.Fatal(err)

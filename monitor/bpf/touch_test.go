@@ -63,14 +63,14 @@ func (t *touchTable) touch(tb testing.TB, r vm.Range) bool {
 	return ret != 0
 }
 
-// seed returns TEST_SEED, or a new seed, and prints it.
+// seed returns PINDOWN_SEED, or a new seed, and prints it.
 func seed(t *testing.T) uint64 {
 	t.Helper()
 	s := uint64(time.Now().UnixNano())
-	if v, err := strconv.ParseUint(os.Getenv("TEST_SEED"), 10, 64); err == nil {
+	if v, err := strconv.ParseUint(os.Getenv("PINDOWN_SEED"), 10, 64); err == nil {
 		s = v
 	}
-	t.Logf("TEST_SEED=%d", s)
+	t.Logf("PINDOWN_SEED=%d", s)
 	return s
 }
 

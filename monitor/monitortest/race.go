@@ -21,14 +21,14 @@ import (
 	"github.com/pindown/pindown/vm"
 )
 
-// seed returns TEST_SEED or a fresh one, and logs it.
+// seed returns PINDOWN_SEED or a fresh one, and logs it.
 func seed(t *testing.T) uint64 {
 	t.Helper()
-	n, err := strconv.ParseUint(os.Getenv("TEST_SEED"), 10, 64)
+	n, err := strconv.ParseUint(os.Getenv("PINDOWN_SEED"), 10, 64)
 	if err != nil {
 		n = uint64(time.Now().UnixNano())
 	}
-	t.Logf("TEST_SEED=%d", n)
+	t.Logf("PINDOWN_SEED=%d", n)
 	return n
 }
 
