@@ -10,8 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // cpuModel returns the processor's name.
@@ -23,14 +21,6 @@ func cpuModel() string {
 		}
 	}
 	return runtime.GOARCH
-}
-
-func kernelRelease() string {
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return "unknown"
-	}
-	return unix.ByteSliceToString(u.Release[:])
 }
 
 // load returns the load averages of the last one, five and fifteen minutes.

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/pindown/pindown/internal/sys"
 )
 
 // Result is one row.
@@ -81,7 +83,7 @@ type Report struct {
 func newReport(o *Options) *Report {
 	return &Report{
 		Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH, CPUs: runtime.NumCPU(),
-		CPU: cpuModel(), Kernel: kernelRelease(), Load: load(),
+		CPU: cpuModel(), Kernel: sys.Release(), Load: load(),
 		Monitor: o.Monitor.Name, Duration: o.Duration, Rounds: o.Rounds, Seed: o.Seed,
 		ClockNs: clockCost(),
 		Results: []Result{}, Ratios: []Ratio{},

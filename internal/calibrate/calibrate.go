@@ -17,6 +17,7 @@ import (
 	"github.com/pindown/pindown"
 	"github.com/pindown/pindown/device"
 	"github.com/pindown/pindown/internal/replay"
+	"github.com/pindown/pindown/internal/sys"
 	"github.com/pindown/pindown/monitor"
 	"github.com/pindown/pindown/monitor/auto"
 	"github.com/pindown/pindown/monitor/manual"
@@ -109,20 +110,12 @@ func Run(ctx context.Context, dev device.Device, opts *Options) (replay.Model, e
 		m.Touch = replay.UsualTouch
 		m.Assumed = "what the monitor adds to a VM operation: the machine was too busy to measure it"
 	}
-	m.Source = fmt.Sprintf("measured on this machine: %s, %d CPUs, %s, medians of %d calls with up to %d KiB; hit: monitor %s; VM operation: monitor %s around madvise",
-		dev.Name(), runtime.NumCPU(), kernel(), o.Rounds, samplesMax(samples)*page/1024, hitName, name)
+	m.Source = fmt.Sprintf("measured on this machine: %s, %d CPUs, Linux %s, medians of %d calls with up to %d KiB; hit: monitor %s; VM operation: monitor %s around madvise",
+		dev.Name(), runtime.NumCPU(), sys.Release(), o.Rounds, samplesMax(samples)*page/1024, hitName, name)
 	return m, nil
 }
 
 func samplesMax(s []sample) int { return int(s[len(s)-1].pages) }
-
-func kernel() string {
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return "unknown kernel"
-	}
-	return "Linux " + unix.ByteSliceToString(u.Release[:])
-}
 
 // measure times the calls for one range.
 func measure(ctx context.Context, dev device.Device, r vm.Range, rounds int) (sample, error) {

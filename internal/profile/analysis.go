@@ -85,7 +85,7 @@ type analysis struct {
 	cpu       time.Duration // of processes that have ended
 	pid       uint32        // of the process that is followed, if it was there before
 	status    *unix.WaitStatus
-	total     uint64        // operations
+	total     uint64 // operations
 	bytes     uint64
 }
 

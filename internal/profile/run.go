@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pindown/pindown/internal/profile/probe"
+	"github.com/pindown/pindown/internal/sys"
 	"github.com/pindown/pindown/trace"
 )
 
@@ -199,12 +200,6 @@ func ownTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-func release() string {
-	var u unix.Utsname
-	_ = unix.Uname(&u)
-	return unix.ByteSliceToString(u.Release[:])
-}
-
 func (r *run) start() error {
 	command := r.o.Command
 	if len(command) == 0 {
@@ -220,7 +215,7 @@ func (r *run) start() error {
 	r.o.Command = command
 	if r.trace != nil {
 		if err := r.trace.Meta(&trace.Meta{
-			Began: time.Now(), Command: command, Arch: runtime.GOARCH, CPUs: runtime.NumCPU(), Kernel: release(),
+			Began: time.Now(), Command: command, Arch: runtime.GOARCH, CPUs: runtime.NumCPU(), Kernel: sys.Release(),
 			PageSize: os.Getpagesize(), Mode: "bpf-syscalls", UseRule: r.a.uses.Rule, Tool: r.o.Tool,
 		}); err != nil {
 			return fmt.Errorf("write trace: %w", err)
@@ -390,7 +385,7 @@ func (r *run) finish() (*Result, error) {
 		return nil, err
 	}
 	res := r.a.result(counts, r.o.Sites)
-	res.Command, res.PID, res.Kernel, res.PageSize = r.o.Command, r.pid, release(), os.Getpagesize()
+	res.Command, res.PID, res.Kernel, res.PageSize = r.o.Command, r.pid, sys.Release(), os.Getpagesize()
 	res.Seconds = elapsed.Seconds()
 	res.ExitCode, res.Ended = -1, r.ended
 	res.Lost = Lost{Events: stats.LostEvents, Stacks: stats.LostStacks, Tasks: stats.LostTasks, Mappings: r.spaces.lost}
