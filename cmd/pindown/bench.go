@@ -162,7 +162,7 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 		return err
 	}
 	if err := b.Validate(); err != nil {
-		return usageError{errors.New(strings.TrimPrefix(err.Error(), bench.ErrOptions.Error()+": "))}
+		return badOptions(err, bench.ErrOptions)
 	}
 	bar := &progress{w: cmd.ErrOrStderr()}
 	if terminal(bar.w) {

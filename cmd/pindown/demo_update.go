@@ -59,7 +59,7 @@ func runDemoUpdate(cmd *cobra.Command, o *update.Options, json bool) error {
 		return usageError{fmt.Errorf("--pages %d: at least 1", o.Pages)}
 	}
 	if err := o.Validate(); err != nil {
-		return usageError{err}
+		return badOptions(err, update.ErrOptions)
 	}
 	res, err := update.Run(cmd.Context(), o)
 	if err != nil {

@@ -56,7 +56,7 @@ func TestDemoUpdateUsage(t *testing.T) {
 		"demo update --pages 5000":            "at most",
 	} {
 		_, code, err := execute(t, strings.Fields(args)...)
-		if code != exitUsage || err == nil || !strings.Contains(err.Error(), want) {
+		if code != exitUsage || err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "bad options") {
 			t.Errorf("%s: exit code %d, error %v, want %d and %q", args, code, err, exitUsage, want)
 		}
 	}

@@ -38,10 +38,10 @@ func newReplayCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "replay [flags] trace.pdtrace",
 		Short: "What a registration cache would cost a recorded program",
-		Long: `Replay reads a trace that pindown record (or profile --trace) wrote, and
-simulates what the program would pay for registrations of the buffers that it
-uses: without a cache, and with one under several policies and cost models. The
-same trace and flags give the same output.
+		Long: `Replay reads a trace that pindown record (or profile --trace) wrote, from
+standard input if it is "-", and simulates what the program would pay for
+registrations of the buffers that it uses: without a cache, and with one under
+several policies and cost models. The same trace and flags give the same output.
 
 Policies:
 
@@ -58,6 +58,9 @@ Columns: time in registering, updating, deregistering, in VM operations for the
 monitor, in hits, and waiting for a registration on its way; the total, which the
 program pays; what is deregistered beside it; and what is still registered when
 processes end.
+
+A transfer through a buffer that the program had registered itself (io_uring's
+fixed buffers) asks for nothing: there its registration is the request.
 
 The hit rate for every size of a cache is computed in one pass. Recommended limits
 are the size that has 99 % of the hits that any has, and the most regions at once.

@@ -17,6 +17,12 @@ import (
 	"github.com/pindown/pindown/internal/profile"
 )
 
+// badOptions returns err as the caller's, without what the package's error says
+// before it.
+func badOptions(err, sentinel error) error {
+	return usageError{errors.New(strings.TrimPrefix(err.Error(), sentinel.Error()+": "))}
+}
+
 // Exit codes.
 const (
 	exitOK          = 0
