@@ -17,12 +17,12 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // TestOpen sets real triggers.
 func TestOpen(t *testing.T) {
 	if _, err := os.Stat(system); errors.Is(err, fs.ErrNotExist) {
-		t.Skip("needs a kernel with CONFIG_PSI=y that wasn't started with psi=0")
+		lacking(t, "a kernel with CONFIG_PSI=y that wasn't started with psi=0")
 	}
 	for range 3 {
 		x, err := Open()
 		if errors.Is(err, fs.ErrPermission) && os.Getenv("CI") != "true" {
-			t.Skipf("needs Linux 6.4 or CAP_SYS_RESOURCE: %v", err)
+			lacking(t, "Linux 6.4 or CAP_SYS_RESOURCE: "+err.Error())
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -83,4 +83,13 @@ func write(t *testing.T, name, text string) {
 	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// lacking skips, with what is needed; in CI that is a failure.
+func lacking(t *testing.T, what string) {
+	t.Helper()
+	if os.Getenv("CI") == "true" {
+		t.Fatal("needs " + what)
+	}
+	t.Skip("needs " + what)
 }
