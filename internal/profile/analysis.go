@@ -4,7 +4,10 @@ import (
 	"fmt"
 	"math/bits"
 	"os"
+	"runtime"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -40,7 +43,8 @@ type site struct {
 	key    siteKey
 	pid    uint32
 	seen   time.Duration
-	frames []Frame // when it was asked for
+	addrs  []uint64 // of the stack, when they were asked for
+	frames []Frame  // likewise
 }
 
 type siteOp struct {
@@ -427,6 +431,36 @@ func (a *analysis) site(e *probe.Event) *site {
 	return s
 }
 
+func (a *analysis) addresses(s *site) []uint64 {
+	if s.addrs == nil {
+		s.addrs = a.stack(s.key.stack)
+	}
+	return s.addrs
+}
+
+// readSymbols reads the symbols of all modules that are on a stack, several at a
+// time: of large programs that takes a tenth of a second each.
+func (a *analysis) readSymbols() {
+	needed := map[*module]bool{}
+	for _, s := range a.sites {
+		for _, addr := range slices.Concat(a.addresses(s), []uint64{s.key.caller}) {
+			if m := s.key.space.find(addr, s.seen); m != nil {
+				needed[m.module] = true
+			}
+		}
+	}
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, runtime.GOMAXPROCS(0))
+	for m := range needed {
+		slots <- struct{}{}
+		wg.Go(func() {
+			m.symbols()
+			<-slots
+		})
+	}
+	wg.Wait()
+}
+
 // resolve returns the frames of a site, innermost first.
 func (a *analysis) resolve(s *site) []Frame {
 	if s == nil || s.frames != nil {
@@ -435,7 +469,7 @@ func (a *analysis) resolve(s *site) []Frame {
 		}
 		return []Frame{}
 	}
-	addrs := a.stack(s.key.stack)
+	addrs := a.addresses(s)
 	sp := s.key.space
 	s.frames = []Frame{}
 	for i, addr := range addrs {

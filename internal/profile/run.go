@@ -384,6 +384,7 @@ func (r *run) finish() (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
+	r.a.readSymbols()
 	res := r.a.result(counts, r.o.Sites)
 	res.Command, res.PID, res.Kernel, res.PageSize = r.o.Command, r.pid, sys.Release(), os.Getpagesize()
 	res.Seconds = elapsed.Seconds()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
@@ -55,6 +56,7 @@ type Probe struct {
 	stats  io.Closer // nil if the kernel's statistics couldn't be enabled
 	// verbs are the files whose functions are attached to.
 	verbs map[fileID]bool
+	multi bool // they are attached to together
 	notes []string
 	look  float64 // at a task that isn't followed, in ns
 }
@@ -145,6 +147,10 @@ func (p *Probe) load(o *Options) error {
 	}
 	if spec.Programs["on_submit_req"] == nil && spec.Programs["on_submit_sqe"] == nil {
 		p.note("the kernel has no tracepoint for requests to io_uring: uses of its buffers aren't seen")
+	}
+	if p.multi = features.HaveBPFLinkUprobeMulti() == nil; p.multi {
+		spec.Programs["on_verbs"].AttachType = ebpf.AttachTraceUprobeMulti
+		spec.Programs["on_verbs_return"].AttachType = ebpf.AttachTraceUprobeMulti
 	}
 	size := 1 << 12
 	for size < o.RingBytes {

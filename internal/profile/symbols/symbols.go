@@ -3,6 +3,7 @@
 package symbols
 
 import (
+	"bytes"
 	"debug/elf"
 	"debug/gosym"
 	"encoding/binary"
@@ -75,12 +76,8 @@ func (f *File) readLines() {
 // program's own description of itself (runtime.moduledata) has it. It begins
 // with the address of the line table.
 func (f *File) textStart(lines uint64, text *elf.Section) (uint64, bool) {
-	if all, err := f.elf.Symbols(); err == nil {
-		for _, s := range all {
-			if s.Name == "runtime.text" {
-				return s.Value, true
-			}
-		}
+	if start, ok := f.symbol("runtime.text"); ok {
+		return start, true
 	}
 	const (
 		word = 8
@@ -108,6 +105,38 @@ func (f *File) textStart(lines uint64, text *elf.Section) (uint64, bool) {
 		}
 	}
 	// A position-independent program's addresses aren't in the file.
+	return 0, false
+}
+
+// symbol returns the value of a symbol of a 64-bit file. Programs have a hundred
+// thousand: decoding all of them takes longer than all else here.
+func (f *File) symbol(name string) (uint64, bool) {
+	section := f.elf.SectionByType(elf.SHT_SYMTAB)
+	if section == nil || f.elf.Class != elf.ELFCLASS64 || section.Link == 0 || int(section.Link) >= len(f.elf.Sections) {
+		return 0, false
+	}
+	names, err := f.elf.Sections[section.Link].Data()
+	if err != nil {
+		return 0, false
+	}
+	at := bytes.Index(names, []byte("\x00"+name+"\x00"))
+	if at < 0 {
+		return 0, false
+	}
+	at++
+	all, err := section.Data()
+	if err != nil {
+		return 0, false
+	}
+	const (
+		size  = elf.Sym64Size
+		value = 8 // the offset of st_value; that of st_name is 0
+	)
+	for ; len(all) >= size; all = all[size:] {
+		if f.elf.ByteOrder.Uint32(all) == uint32(at) {
+			return f.elf.ByteOrder.Uint64(all[value:]), true
+		}
+	}
 	return 0, false
 }
 
