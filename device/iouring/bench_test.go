@@ -9,6 +9,7 @@ import (
 
 	"github.com/pindown/pindown/device"
 	"github.com/pindown/pindown/device/iouring"
+	"github.com/pindown/pindown/internal/uring"
 	"github.com/pindown/pindown/vm"
 )
 
@@ -146,38 +147,72 @@ func BenchmarkOpen(b *testing.B) {
 	}
 }
 
-// BenchmarkUpdateRatio times updates and registrations by turns, and reports what
-// an update costs in slot registrations. Neither waits for anything in flight.
+// BenchmarkUpdateRatio times by turns an update, a registration, and a
+// deregistration; and the same by bare io_uring_register(2), on a ring beside. None
+// waits for anything in flight.
+//
+//   - ratio is an update in registrations of an empty slot, raw-ratio the same of
+//     the bare calls: what the kernel takes to unpin the old pages is in it.
+//   - replaced is an update in pairs of registration and deregistration, which also
+//     unpin old pages and are what an update is instead of; raw-replaced of the bare
+//     calls.
 func BenchmarkUpdateRatio(b *testing.B) {
 	for _, c := range benchSizes {
-		b.Run(c.name, func(b *testing.B) {
-			d := open(b, nil)
-			r := benchMemory(b, c.size, false)
-			kept, err := d.Register(b.Context(), r, 0)
-			if err != nil {
-				b.Fatal(err)
-			}
-			var register, update time.Duration
-			for b.Loop() {
-				start := time.Now()
-				reg, err := d.Register(b.Context(), r, 0)
-				register += time.Since(start)
-				if err != nil {
-					b.Fatal(err)
-				}
-				start = time.Now()
-				_, err = d.Update(b.Context(), kept)
-				update += time.Since(start)
-				if err != nil {
-					b.Fatal(err)
-				}
-				if err := d.Deregister(reg); err != nil {
-					b.Fatal(err)
-				}
-			}
-			b.ReportMetric(float64(register.Nanoseconds())/float64(b.N), "ns/register")
-			b.ReportMetric(float64(update.Nanoseconds())/float64(b.N), "ns/update")
-			b.ReportMetric(float64(update)/float64(register), "ratio")
-		})
+		b.Run(c.name, func(b *testing.B) { benchUpdateRatio(b, benchMemory(b, c.size, false)) })
 	}
+	b.Run("16MiB", func(b *testing.B) { benchUpdateRatio(b, benchMemory(b, 16<<20, false)) })
+	b.Run("1MiB/huge", func(b *testing.B) { benchUpdateRatio(b, benchMemory(b, 1<<20, true)) })
+}
+
+// timed adds what f takes to sum.
+func timed(b *testing.B, sum *time.Duration, f func() error) {
+	b.Helper()
+	start := time.Now()
+	err := f()
+	*sum += time.Since(start)
+	if err != nil {
+		b.Fatal(err)
+	}
+}
+
+func benchUpdateRatio(b *testing.B, r vm.Range) {
+	b.Helper()
+	d := open(b, nil)
+	kept, err := d.Register(b.Context(), r, 0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	bare, err := iouring.NewRing(nil)
+	needRing(b, err)
+	defer bare.Close()
+	// As many slots as the device's table has in use, so that both are alike.
+	const keptSlot, slots = 0, 128
+	if err := uring.RegisterSparse(bare.Fd(), slots); err != nil {
+		b.Fatal(err)
+	}
+	call := uring.NewUpdate()
+	fill := func(slot uint32) error { return call.Do(bare.Fd(), slot, uint64(r.Start), uint64(r.Len())) }
+	if err := fill(keptSlot); err != nil {
+		b.Fatal(err)
+	}
+	var register, deregister, update, rawRegister, rawDeregister, rawUpdate time.Duration
+	for slot := uint32(1); b.Loop(); slot = slot%(slots-1) + 1 {
+		var reg device.Registration
+		timed(b, &register, func() error { reg, err = d.Register(b.Context(), r, 0); return err })
+		timed(b, &update, func() error { _, err := d.Update(b.Context(), kept); return err })
+		timed(b, &deregister, func() error { return d.Deregister(reg) })
+		timed(b, &rawRegister, func() error { return fill(slot) })
+		timed(b, &rawUpdate, func() error { return fill(keptSlot) })
+		timed(b, &rawDeregister, func() error { return call.Do(bare.Fd(), slot, 0, 0) })
+	}
+	b.ReportMetric(float64(register.Nanoseconds())/float64(b.N), "ns/register")
+	b.ReportMetric(float64(deregister.Nanoseconds())/float64(b.N), "ns/deregister")
+	b.ReportMetric(float64(update.Nanoseconds())/float64(b.N), "ns/update")
+	b.ReportMetric(float64(rawRegister.Nanoseconds())/float64(b.N), "ns/raw-register")
+	b.ReportMetric(float64(rawDeregister.Nanoseconds())/float64(b.N), "ns/raw-deregister")
+	b.ReportMetric(float64(rawUpdate.Nanoseconds())/float64(b.N), "ns/raw-update")
+	b.ReportMetric(float64(update)/float64(register), "ratio")
+	b.ReportMetric(float64(rawUpdate)/float64(rawRegister), "raw-ratio")
+	b.ReportMetric(float64(update)/float64(register+deregister), "replaced")
+	b.ReportMetric(float64(rawUpdate)/float64(rawRegister+rawDeregister), "raw-replaced")
 }

@@ -55,8 +55,9 @@ type Options struct {
 }
 
 // Device is a run of slots of an io_uring's fixed-buffer table. It implements
-// [device.Updater] and [device.RevokingUpdater] and is safe for concurrent use; the kernel takes one
-// registration of a ring at a time.
+// [device.Updater], [device.RevokingUpdater] and, on a ring that it made itself,
+// [device.Flusher]. It is safe for concurrent use; the kernel takes one registration
+// of a ring at a time.
 type Device struct {
 	ring   *Ring         // immutable; nil unless made by Open.
 	fd     int           // immutable; our own duplicate of the ring's descriptor.
@@ -94,6 +95,7 @@ type fifo struct {
 var (
 	_ device.Updater         = (*Device)(nil)
 	_ device.RevokingUpdater = (*Device)(nil)
+	_ device.Flusher         = (*Device)(nil)
 )
 
 // Open makes a ring and a device on all of its slots. [Device.Ring] returns
@@ -115,6 +117,7 @@ func Open(opts *Options) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
+	ring.inflight = newInflight(len(ring.sqes) + len(ring.cqes))
 	d, err := newDevice(ring.Fd(), &o, uring.RegisterSparse, ring.memory())
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("iouring: open: %w", err), ring.Close())
@@ -431,11 +434,8 @@ func (d *Device) pushLocked(i uint32) {
 	d.free.n++
 }
 
-// enter finds the slot of a live registration, marks it as busy and counts the
-// caller in.
-func (d *Device) enter(reg device.Registration) (uint32, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+// findLocked finds the slot of a live registration.
+func (d *Device) findLocked(reg device.Registration) (uint32, error) {
 	if d.closed {
 		return 0, device.ErrClosed
 	}
@@ -443,6 +443,18 @@ func (d *Device) enter(reg device.Registration) (uint32, error) {
 	if gen&1 == 0 || int(i) >= len(d.slots) || reg.Handle != d.handle(i, d.slots[i].gen) ||
 		reg.LocalKey != d.first+i || reg.Range != d.slots[i].r {
 		return 0, device.ErrNotRegistered
+	}
+	return i, nil
+}
+
+// enter finds the slot of a live registration, marks it as busy and counts the
+// caller in.
+func (d *Device) enter(reg device.Registration) (uint32, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	i, err := d.findLocked(reg)
+	if err != nil {
+		return 0, err
 	}
 	s := &d.slots[i]
 	if s.busy {
@@ -522,6 +534,36 @@ func (d *Device) Update(ctx context.Context, reg device.Registration) (device.Re
 func (d *Device) Revoke(ctx context.Context, reg device.Registration) error {
 	if err := d.point(ctx, reg, vm.Range{}, false); err != nil && !errors.Is(err, device.ErrRevoked) {
 		return fmt.Errorf("iouring: revoke slot %d, %v: %w", reg.LocalKey, reg.Range, err)
+	}
+	return nil
+}
+
+// Flush implements [device.Flusher]. It doesn't wait: requests that use reg's slot,
+// queued by the [Ring] that Open made or in flight there, whose completions nobody
+// has taken, give a wrapped ErrBusy with their number. What has been handed to the
+// kernel past that Ring isn't known. A device that New made on somebody else's
+// ring knows nothing of requests and returns a wrapped ErrNotSupported.
+func (d *Device) Flush(ctx context.Context, reg device.Registration) error {
+	if err := d.flush(ctx, reg); err != nil {
+		return fmt.Errorf("iouring: flush slot %d, %v: %w", reg.LocalKey, reg.Range, err)
+	}
+	return nil
+}
+
+func (d *Device) flush(ctx context.Context, reg device.Registration) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, err := d.findLocked(reg); err != nil {
+		return err
+	}
+	if d.ring == nil {
+		return fmt.Errorf("the ring is somebody else's: %w", device.ErrNotSupported)
+	}
+	if n := d.ring.inflight.of(reg.LocalKey); n > 0 {
+		return fmt.Errorf("%d requests are queued or in flight, or their completions not taken: %w", n, device.ErrBusy)
 	}
 	return nil
 }

@@ -29,7 +29,8 @@ type RingOptions struct {
 
 // Ring is a minimal io_uring: it queues reads, writes and flushes, submits them
 // in batches, and hands out completions. No call but NewRing and Close
-// allocates memory.
+// allocates memory; on the ring of a [Device], only with more requests in flight
+// than ever before and than both queues hold.
 //
 // A Ring is for one goroutine at a time; nothing in it locks. (The kernel's
 // side of the buffer table is another matter: a [Device] on the ring may
@@ -52,6 +53,7 @@ type Ring struct {
 	tail                    uint32 // our copy of sqTail; entries below it are filled.
 	sqes                    []uring.SQE
 	cqes                    []uring.CQE
+	inflight                *inflight // nil unless a device asks for it.
 	closed                  bool
 }
 
@@ -176,8 +178,9 @@ func (r *Ring) Queued() int {
 	return int(r.tail - r.sqHead.Load())
 }
 
-// next returns the next free entry, emptied.
-func (r *Ring) next(op uint8, userData uint64) (*uring.SQE, error) {
+// next returns the next free entry, emptied, for a request that uses a slot of the
+// buffer table, or noSlot.
+func (r *Ring) next(op uint8, userData uint64, slot int32) (*uring.SQE, error) {
 	if r.closed {
 		return nil, fmt.Errorf("iouring: queue request: %w", device.ErrClosed)
 	}
@@ -185,6 +188,9 @@ func (r *Ring) next(op uint8, userData uint64) (*uring.SQE, error) {
 		return nil, fmt.Errorf("iouring: queue request: %w", ErrQueueFull)
 	}
 	e := &r.sqes[r.tail&r.sqMask]
+	if r.inflight != nil {
+		userData = r.inflight.begin(userData, slot)
+	}
 	*e = uring.SQE{Opcode: op, UserData: userData}
 	r.tail++
 	return e, nil
@@ -194,7 +200,11 @@ func (r *Ring) transfer(op uint8, fd int, mem vm.Range, off int64, slot uint32, 
 	if mem.Len() > 1<<31-1 || slot >= MaxSlots {
 		return fmt.Errorf("iouring: queue request for %v, slot %d: %w", mem, slot, device.ErrInvalid)
 	}
-	e, err := r.next(op, userData)
+	uses := int32(noSlot)
+	if op == uring.OpReadFixed || op == uring.OpWriteFixed {
+		uses = int32(slot)
+	}
+	e, err := r.next(op, userData, uses)
 	if err != nil {
 		return err
 	}
@@ -236,7 +246,7 @@ func (r *Ring) Write(fd int, mem vm.Range, off int64, userData uint64) error {
 // Fsync queues an fsync(2) of fd, or an fdatasync(2) if dataOnly. It isn't
 // ordered after writes queued before it: wait for those first.
 func (r *Ring) Fsync(fd int, dataOnly bool, userData uint64) error {
-	e, err := r.next(uring.OpFsync, userData)
+	e, err := r.next(uring.OpFsync, userData, noSlot)
 	if err != nil {
 		return err
 	}
@@ -249,7 +259,7 @@ func (r *Ring) Fsync(fd int, dataOnly bool, userData uint64) error {
 
 // Nop queues a request that does nothing.
 func (r *Ring) Nop(userData uint64) error {
-	e, err := r.next(uring.OpNop, userData)
+	e, err := r.next(uring.OpNop, userData, noSlot)
 	if err != nil {
 		return err
 	}
@@ -324,6 +334,9 @@ func (r *Ring) Completions(dst []Completion) (int, error) {
 		for i := range avail {
 			e := &r.cqes[(head+i)&r.cqMask]
 			dst[n] = Completion{UserData: e.UserData, Res: e.Res, Flags: e.Flags}
+			if r.inflight != nil {
+				dst[n].UserData = r.inflight.end(e.UserData)
+			}
 			n++
 		}
 		r.cqHead.Store(head + avail)
