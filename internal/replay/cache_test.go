@@ -3,6 +3,7 @@ package replay
 import (
 	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -123,6 +124,55 @@ func TestPolicyDropIsTheCache(t *testing.T) {
 		for _, p := range []tracetest.Program{tracetest.Pool, tracetest.Churn, tracetest.Collected, tracetest.Scan, tracetest.Mixed} {
 			t.Run(fmt.Sprintf("%d/merge=%d", p, merge), func(t *testing.T) {
 				compareWithCache(t, tracetest.Bytes(t, p, 11, events), merge)
+			})
+		}
+	}
+}
+
+// TestCrowdIsTheCache: ranges that push each other out are joined as far as the
+// cache joins them, and as many are remembered. Overlapping windows take turns,
+// as many as are just joined and one more, for either of the limits; and as many
+// as are just remembered.
+func TestCrowdIsTheCache(t *testing.T) {
+	const merge = 16 // pages
+	for _, c := range []struct{ windows, length, step uint64 }{
+		{2, 12, 8}, {3, 12, 8},
+		{crowdFactor*merge/8 - 1, 12, 8}, {crowdFactor * merge / 8, 12, 8}, {crowdFactor*merge/8 + 1, 12, 8},
+		{crowdFactor*merge - 10, 11, 1}, {crowdFactor*merge - 9, 11, 1},
+		{7, 40, 20}, {8, 40, 20}, {121, 40, 1}, {122, 40, 1},
+		{rememberedMerges, 12, 6}, {rememberedMerges + 1, 12, 6}, {rememberedMerges + 2, 12, 6},
+		{rememberedMerges, 100, 90}, {rememberedMerges + 1, 100, 90},
+	} {
+		for _, order := range []string{"in turn", "back and forth", "random"} {
+			t.Run(fmt.Sprintf("%d of %d by %d %s", c.windows, c.length, c.step, order), func(t *testing.T) {
+				var b bytes.Buffer
+				w, err := trace.NewWriter(&b, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				rnd := rand.New(rand.NewPCG(1, 1))
+				rounds := 5 * int(c.windows)
+				for i := range rounds {
+					n := uint64(i) % c.windows
+					switch {
+					case order == "random":
+						n = rnd.Uint64N(c.windows)
+					case order == "back and forth" && uint64(i)/c.windows%2 == 1:
+						n = c.windows - 1 - n
+					}
+					at := 1000 + n*c.step
+					e := &trace.Event{
+						Kind: trace.KindUse, Use: trace.UseRead, PID: 1, Range: simRange(at, at+c.length),
+						Start: time.Duration(i) * time.Millisecond, Duration: time.Microsecond,
+					}
+					if err := w.Event(e); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if err := w.Close(); err != nil {
+					t.Fatal(err)
+				}
+				compareWithCache(t, b.Bytes(), merge*simPage)
 			})
 		}
 	}
