@@ -73,6 +73,10 @@
 //	any     the same, and register fails   failed       mean the old pages
 //	any     a VM operation overtakes it    stale-again  mean pages that were mapped meanwhile
 //
+// An update that a VM operation overtakes tries again, a few times. What fails then
+// leaves what the table says of it if that is gone, and else stale-again, with the
+// failure in Updated.Err: the keys don't mean the old pages any more.
+//
 // In each case but key-changed no acquire finds the region afterwards: the next one
 // registers anew, under other keys. Its holders keep what the last column says until
 // the last of them releases it; without a holder it is deregistered at once. While

@@ -402,7 +402,11 @@ func (c *Cache) updateClaimed(ctx context.Context, e *entry, f *flight, policy U
 		if n.localKey != e.localKey || n.remoteKey != e.remoteKey {
 			u.Outcome = UpdateKeyChanged
 		}
-		if n.dead() {
+		switch {
+		case !n.dead():
+		case err != nil:
+			u.Outcome, u.Err = UpdateAgain, fmt.Errorf("%w; another try: %w", errOvertaken, err)
+		default:
 			u.Outcome, u.Err = UpdateAgain, errOvertaken
 		}
 		c.giveBackAlias(e)
@@ -465,82 +469,92 @@ func (c *Cache) drain(ctx context.Context, e *entry) error {
 }
 
 // repoint has the device point e's registration at the pages mapped now, and
-// returns an entry for it that isn't published yet, with one holder. On error the
-// registration is as before, but for refRevoked and for an error that wraps
-// ErrRegistrationLost. ErrNotSupported means that the device can't do it.
+// returns an entry for it that isn't published yet, with one holder. If there is an
+// error beside it, the pages are such as were mapped meanwhile, and the entry is
+// stale.
+//
+// On error alone the registration is as before, but for refRevoked and for an error
+// that wraps ErrRegistrationLost. ErrNotSupported means that the device can't do it.
 func (c *Cache) repoint(ctx context.Context, e *entry, policy UpdatePolicy) (*entry, error) {
 	n := &entry{start: e.start, end: e.end, mode: modeCached}
 	if err := c.table.Watch(&n.watch, n.rng()); err != nil {
 		return nil, fmt.Errorf("watch: %w", err)
 	}
-	reg, err := c.repointWatched(ctx, e, n, policy)
+	old := c.registration(e)
+	reg, stamp, err := c.repointOnce(ctx, e, n, policy, old)
 	if err != nil {
 		c.table.Unwatch(&n.watch)
 		return nil, err
 	}
+	n.stamp = stamp
+	for tries := 1; c.table.Stamp(&n.watch) != n.stamp && tries < maxOvertaken; tries++ {
+		next, stamp, again := c.repointOnce(ctx, e, n, policy, old)
+		if again != nil && (e.refs.Load()&refRevoked != 0 || errors.Is(again, device.ErrRegistrationLost)) {
+			// Nothing is left of what the try before has done.
+			c.table.Unwatch(&n.watch)
+			return nil, again
+		}
+		if again != nil {
+			err = again // What the try before has done is left.
+			break
+		}
+		reg, n.stamp = next, stamp
+	}
 	n.refs.Store(1)
 	c.adopt(n, reg)
-	return n, nil
+	return n, err
 }
 
-func (c *Cache) repointWatched(ctx context.Context, e, n *entry, policy UpdatePolicy) (reg device.Registration, err error) {
-	old := c.registration(e)
-	for tries := 1; ; tries++ {
-		if err := ctx.Err(); err != nil {
-			if tries > 1 {
-				return reg, nil // updated, and stale again
-			}
-			return reg, err
+// repointOnce points e's registration at the pages mapped now, as n, which is
+// watched, will have it. It returns the stamp of a time when they were.
+func (c *Cache) repointOnce(ctx context.Context, e, n *entry, policy UpdatePolicy, old device.Registration) (
+	reg device.Registration, stamp uint64, err error,
+) {
+	if err := ctx.Err(); err != nil {
+		return reg, 0, err
+	}
+	// What can't be covered isn't revoked for nothing.
+	stamp, err = c.takeStamp(ctx, n)
+	if err != nil {
+		return reg, 0, err
+	}
+	if e.refs.Load()&refRevoked == 0 && policy == UpdateStrict {
+		if err := c.revoke(ctx, e, old); err != nil {
+			return reg, 0, err
 		}
-		ctx := ctx
-		// What can't be covered isn't revoked for nothing.
-		if err := c.takeStamp(ctx, n); err != nil {
-			return reg, err
-		}
-		if e.refs.Load()&refRevoked == 0 && policy == UpdateStrict {
-			if err := c.revoke(ctx, e, old); err != nil {
-				return reg, err
-			}
-			// No half: the end of the context is for waiting only.
-			ctx = context.WithoutCancel(ctx)
-			// Whatever ended before this is in the pages that are loaded.
-			if err := c.takeStamp(ctx, n); err != nil {
-				return reg, err
-			}
-		}
-		reg, err = c.point(ctx, e, old)
-		if err != nil {
-			return reg, err
-		}
-		if c.table.Stamp(&n.watch) == n.stamp || tries == maxOvertaken {
-			return reg, nil
+		// No half: the end of the context is for waiting only.
+		ctx = context.WithoutCancel(ctx)
+		// Whatever ended before this is in the pages that are loaded.
+		if stamp, err = c.takeStamp(ctx, n); err != nil {
+			return reg, 0, err
 		}
 	}
+	reg, err = c.point(ctx, e, old)
+	return reg, stamp, err
 }
 
 // takeStamp takes word and stamp of e, which is watched, and has the monitor
 // cover it.
-func (c *Cache) takeStamp(ctx context.Context, e *entry) error {
+func (c *Cache) takeStamp(ctx context.Context, e *entry) (stamp uint64, err error) {
 	for end, pause := c.clock()+max(c.opts.RegisterTimeout, 0), firstRetry; ; pause = min(2*pause, 20*time.Millisecond) {
 		if c.hitCheck != nil {
 			c.awaitHitCheck()
 		}
-		_, stamp := c.table.Take(&e.watch)
-		e.stamp = stamp
+		_, stamp = c.table.Take(&e.watch)
 		if c.opts.Monitor == nil {
-			return fmt.Errorf("no monitor: %w", monitor.ErrUncovered)
+			return 0, fmt.Errorf("no monitor: %w", monitor.ErrUncovered)
 		}
-		err := c.opts.Monitor.Cover(e.rng())
+		err = c.opts.Monitor.Cover(e.rng())
 		if err == nil {
-			return nil
+			return stamp, nil
 		}
 		if !errors.Is(err, monitor.ErrPending) || c.clock() >= end {
-			return fmt.Errorf("cover: %w", err)
+			return 0, fmt.Errorf("cover: %w", err)
 		}
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			return fmt.Errorf("cover: %w: %w", ctx.Err(), err)
+			return 0, fmt.Errorf("cover: %w: %w", ctx.Err(), err)
 		}
 	}
 }
@@ -554,7 +568,8 @@ func (c *Cache) revoke(ctx context.Context, e *entry, reg device.Registration) e
 	}
 	if fl, ok := c.dev.(device.Flusher); ok {
 		// A device that can't tell relies on the holders, who have gone.
-		if err := fl.Flush(ctx, reg); err != nil && !errors.Is(err, device.ErrNotSupported) {
+		err := c.patiently(ctx, e.rng(), func() error { return fl.Flush(ctx, reg) })
+		if err != nil && !errors.Is(err, device.ErrNotSupported) {
 			return fmt.Errorf("wait for work in flight: %w", err)
 		}
 	}

@@ -250,6 +250,103 @@ func TestUpdateOvertaken(t *testing.T) {
 	}
 }
 
+// TestUpdateOvertakenFails: a VM operation overtakes the first try, and the second
+// fails. The keys mean the pages of the first try, unless the second has revoked them.
+func TestUpdateOvertakenFails(t *testing.T) {
+	const strict, atomically = pindown.UpdateStrict, pindown.UpdateAtomic
+	lost := fmt.Errorf("%w: %w", device.ErrRegistrationLost, errInjected)
+	for _, c := range []struct {
+		name    string
+		policy  pindown.UpdatePolicy
+		verb    simhca.Verb // that fails; none: cover
+		err     error
+		cover   int64 // the call that fails
+		end     bool  // the context ends instead
+		outcome pindown.UpdateOutcome
+		keys    keysMean
+	}{
+		{"update", atomically, simhca.VerbUpdate, errInjected, 0, false, pindown.UpdateAgain, meanOld},
+		{"update, lost", atomically, simhca.VerbUpdate, lost, 0, false, pindown.UpdateGone, meanDead},
+		{"update, not supported", atomically, simhca.VerbUpdate, device.ErrNotSupported, 0, false, pindown.UpdateAgain, meanOld},
+		{"cover", atomically, 0, monitor.ErrUncovered, 2, false, pindown.UpdateAgain, meanOld},
+		{"cover, pending", atomically, 0, monitor.ErrPending, 2, false, pindown.UpdateAgain, meanOld},
+		{"context", atomically, 0, context.Canceled, 0, true, pindown.UpdateAgain, meanOld},
+		{"flush", strict, simhca.VerbFlush, errInjected, 0, false, pindown.UpdateAgain, meanOld},
+		{"revoke", strict, simhca.VerbRevoke, errInjected, 0, false, pindown.UpdateAgain, meanOld},
+		{"revoke, lost", strict, simhca.VerbRevoke, lost, 0, false, pindown.UpdateGone, meanDead},
+		{"load", strict, simhca.VerbLoad, errInjected, 0, false, pindown.UpdateGone, meanNothing},
+		{"load, lost", strict, simhca.VerbLoad, lost, 0, false, pindown.UpdateGone, meanDead},
+		{"cover before revoke", strict, 0, monitor.ErrUncovered, 3, false, pindown.UpdateAgain, meanOld},
+		{"cover after revoke", strict, 0, monitor.ErrUncovered, 4, false, pindown.UpdateGone, meanNothing},
+		{"context", strict, 0, context.Canceled, 0, true, pindown.UpdateAgain, meanOld},
+	} {
+		t.Run(fmt.Sprintf("%v/%s", c.policy, c.name), func(t *testing.T) {
+			var armed, overtaken atomic.Bool
+			var covers atomic.Int64
+			var r *simRig
+			var rng vm.Range
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			r = newSimRig(t, &simhca.Options{Fault: func(f simhca.Fault) error {
+				if !armed.Load() {
+					return nil
+				}
+				if overtaken.Load() {
+					if f.Verb == c.verb && f.Step == simhca.StepBegin {
+						return c.err
+					}
+					return nil
+				}
+				if f.Step != simhca.StepPinned || f.Verb == simhca.VerbRegister {
+					return nil
+				}
+				overtaken.Store(true)
+				if c.end {
+					cancel()
+				}
+				return errors.Join(r.space.Unmap(rng), r.space.MapFixed(rng, simhca.ProtRead|simhca.ProtWrite))
+			}}, &pindown.Options{MergeBytes: -1, RegisterTimeout: -1}, func(m *manual.Monitor) monitor.Monitor {
+				return &refusing{m, func() error {
+					if armed.Load() && covers.Add(1) == c.cover {
+						return c.err
+					}
+					return nil
+				}}
+			})
+			rng = r.alloc(t, 2)
+			reg := r.get(t, rng, allRemote)
+			key := reg.RemoteKey()
+			r.renew(t, rng)
+			armed.Store(true)
+			u, err := reg.Update(ctx, c.policy)
+			armed.Store(false)
+			if u.Outcome != c.outcome || !errors.Is(err, c.err) || !errors.Is(u.Err, c.err) {
+				t.Errorf("%+v, %v", u, err)
+			}
+			check(t, "keys gone by the result", u.KeyChanged(), c.outcome == pindown.UpdateGone)
+			check(t, "stale", reg.Stale(), true)
+			if _, ok := r.TryAcquireRange(rng, allRemote); ok {
+				t.Error("found though it is stale")
+			}
+			// Old pages here are those of the first try, which the operation unmapped.
+			r.expectKey(t, rng, key, c.keys)
+			u, err = reg.Update(t.Context(), c.policy)
+			if c.keys == meanDead {
+				if u.Outcome != pindown.UpdateGone || !errors.Is(err, device.ErrRegistrationLost) {
+					t.Errorf("update of what is lost: %+v, %v", u, err)
+				}
+			} else {
+				if u.Outcome != pindown.UpdateDone || err != nil {
+					t.Errorf("second update: %+v, %v", u, err)
+				}
+				r.expectKey(t, rng, key, meanNew)
+				check(t, "registrations", r.Stats().Register.Count, 1)
+			}
+			release(t, &reg)
+		})
+	}
+}
+
 // TestUpdateTransient: what the device refuses for the moment is tried again.
 func TestUpdateTransient(t *testing.T) {
 	for _, verb := range []simhca.Verb{simhca.VerbUpdate, simhca.VerbRevoke, simhca.VerbLoad} {

@@ -15,6 +15,7 @@ import (
 	"github.com/pindown/pindown"
 	"github.com/pindown/pindown/device"
 	"github.com/pindown/pindown/device/simhca"
+	"github.com/pindown/pindown/monitor"
 	"github.com/pindown/pindown/monitor/manual"
 	"github.com/pindown/pindown/vm"
 )
@@ -38,7 +39,7 @@ type simRig struct {
 
 const allRemote = pindown.LocalWrite | pindown.RemoteRead | pindown.RemoteWrite | pindown.WindowBind
 
-func newSimRig(tb testing.TB, do *simhca.Options, o *pindown.Options) *simRig {
+func newSimRig(tb testing.TB, do *simhca.Options, o *pindown.Options, wrap ...func(*manual.Monitor) monitor.Monitor) *simRig {
 	tb.Helper()
 	mon, err := manual.New(nil)
 	if err != nil {
@@ -55,6 +56,9 @@ func newSimRig(tb testing.TB, do *simhca.Options, o *pindown.Options) *simRig {
 		opts = *o
 	}
 	opts.Monitor = mon
+	for _, w := range wrap {
+		opts.Monitor = w(mon)
+	}
 	opts.Logger = slog.New(slog.NewTextHandler(r.log, nil))
 	opts.OnEvent = func(e pindown.Event) {
 		r.mu.Lock()
