@@ -72,10 +72,13 @@
 //	any     the device can't update        key-changed  mean the old pages; the new region has others
 //	any     the same, and register fails   failed       mean the old pages
 //	any     a VM operation overtakes it    stale-again  mean pages that were mapped meanwhile
+//	any     the same, then the context     stale-again  the same
+//	any     the same, then Cover           stale-again  the same
+//	strict  the same, then flush, revoke   stale-again  the same
+//	atomic  the same, then update          stale-again  the same
 //
-// An update that a VM operation overtakes tries again, a few times. What fails then
-// leaves what the table says of it if that is gone, and else stale-again, with the
-// failure in Updated.Err: the keys don't mean the old pages any more.
+// An update that is overtaken tries again, a few times. What ends or takes away the
+// registration then does so as in a first try.
 //
 // In each case but key-changed no acquire finds the region afterwards: the next one
 // registers anew, under other keys. Its holders keep what the last column says until
