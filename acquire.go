@@ -43,7 +43,8 @@ func (c *Cache) AcquireRange(ctx context.Context, r Range, access Access) (Regio
 
 // TryAcquire returns a region if that is possible as a hit: with no context,
 // lock, allocation or system call. It reports false on a miss, for a bad
-// range, and on a closed cache.
+// range, and on a closed cache; it never waits for a registration, for budget or
+// for the device.
 func (c *Cache) TryAcquire(buf []byte, access Access) (Region, bool) {
 	escape(buf)
 	return c.TryAcquireRange(vm.RangeOf(buf), access)
@@ -143,7 +144,7 @@ func (c *Cache) noHit(ctx context.Context, r Range, access Access, stale *entry)
 		return c.miss(ctx, r, access, stale)
 	}
 	if stale != nil {
-		c.retire(stale, vm.OpUnknown)
+		c.tryRetire(stale)
 	}
 	return Region{}, errMiss
 }
@@ -417,21 +418,31 @@ func (c *Cache) fly(ctx context.Context, f *flight, union Access) (Region, error
 		c.land(f)
 		return c.registerPerUse(ctx, want, access, why)
 	}
-	e, why, err := c.registerTarget(ctx, f, union)
-	if err != nil || why != PerUseInvalid {
-		c.lock()
-		c.unreserve(f.target)
-		c.mu.Unlock()
-		c.letGo()
-		f.perUse = why
-		c.land(f)
-		if err != nil {
-			return Region{}, err
-		}
+	switch e, why, err := c.registerReserved(ctx, f, union); {
+	case err != nil:
+		return Region{}, err
+	case why != PerUseInvalid:
 		return c.registerPerUse(ctx, want, access, why)
+	default:
+		c.publish(f, e)
+		return Region{c: c, e: e}, nil
 	}
-	c.publish(f, e)
-	return Region{c: c, e: e}, nil
+}
+
+// registerReserved is registerTarget, and ends f with nothing left of it unless
+// there is an entry to be published: also when the device panics.
+func (c *Cache) registerReserved(ctx context.Context, f *flight, union Access) (e *entry, why PerUseCause, err error) {
+	defer func() {
+		if e == nil {
+			c.lock()
+			c.unreserve(f.target)
+			c.mu.Unlock()
+			c.letGo()
+			f.perUse = why
+			c.land(f)
+		}
+	}()
+	return c.registerTarget(ctx, f, union)
 }
 
 // register takes the steps of the protocol and returns an entry with one
@@ -441,6 +452,12 @@ func (c *Cache) register(ctx context.Context, r Range, access Access) (*entry, P
 	if err := c.table.Watch(&e.watch, r); err != nil {
 		return nil, PerUseUncovered, nil //nolint:nilerr // beyond the table's reach: per use
 	}
+	made := false
+	defer func() {
+		if !made {
+			c.table.Unwatch(&e.watch)
+		}
+	}()
 	if c.hitCheck != nil {
 		// Not needed for what is right, but whoever asks brings the record up
 		// to date, and Take needn't wait for it.
@@ -448,7 +465,6 @@ func (c *Cache) register(ctx context.Context, r Range, access Access) (*entry, P
 	}
 	_, stamp := c.table.Take(&e.watch)
 	if err := c.opts.Monitor.Cover(r); err != nil {
-		c.table.Unwatch(&e.watch)
 		switch {
 		case errors.Is(err, monitor.ErrPending):
 			return nil, PerUsePending, nil
@@ -459,9 +475,9 @@ func (c *Cache) register(ctx context.Context, r Range, access Access) (*entry, P
 	}
 	reg, err := c.deviceRegister(ctx, r, access)
 	if err != nil {
-		c.table.Unwatch(&e.watch)
 		return nil, PerUseInvalid, err
 	}
+	made = true
 	e.refs.Store(1)
 	c.adopt(e, reg)
 	e.stamp = stamp
@@ -480,11 +496,17 @@ func (c *Cache) registerPerUse(ctx context.Context, want Range, access Access, w
 	c.perUseHeld++
 	c.mu.Unlock()
 	c.stats.perUse[why].Add(1)
+	made := false
+	defer func() {
+		if !made { // an error, or the device has panicked
+			c.perUseGone()
+		}
+	}()
 	reg, err := c.deviceRegister(ctx, r, access)
 	if err != nil {
-		c.perUseGone()
 		return Region{}, err
 	}
+	made = true
 	e := &entry{start: r.Start, end: r.End, mode: modePerUse}
 	e.refs.Store(1)
 	c.adopt(e, reg)
@@ -522,9 +544,8 @@ func (c *Cache) deviceRegister(ctx context.Context, r Range, access Access) (reg
 		return reg, fmt.Errorf("acquire %v: %w", r, err)
 	}
 	if !reg.Range.Contains(r) || reg.Range.Len()-r.Len() > math.MaxUint32 || !reg.Access.Covers(access) {
-		err := c.dev.Deregister(reg)
 		return reg, errors.Join(fmt.Errorf("register %v with %v: device returned %v with %v: %w",
-			r, access, reg.Range, reg.Access, device.ErrInvalid), err)
+			r, access, reg.Range, reg.Access, device.ErrInvalid), c.refuse(reg))
 	}
 	return reg, nil
 }

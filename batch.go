@@ -73,12 +73,13 @@ func ReleaseAll(regions []Region) error {
 
 // Prefetch registers r, so that an Acquire soon after is a hit, and reports
 // whether it would be one now: false if r is registered per use, in which case
-// nothing stays registered. Errors are those of Acquire.
+// nothing stays registered, or has been given up already. Errors are those of
+// Acquire.
 func (c *Cache) Prefetch(ctx context.Context, r Range, access Access) (cached bool, err error) {
 	reg, err := c.AcquireRange(ctx, r, access)
 	if err != nil {
 		return false, err
 	}
-	cached = reg.Cached()
+	cached = reg.Cached() && !reg.e.dead()
 	return cached, reg.Release()
 }

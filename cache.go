@@ -66,8 +66,12 @@ type Cache struct {
 
 	hurry atomic.Int32 // goroutines that wait in lock
 
+	over chan struct{} // closed when the first Close is over
+
 	mu         sync.Mutex
 	closed     bool
+	kept       int         // registrations that the device kept when the cache was closed
+	keptWhy    error       // for one of them
 	perUseOnly PerUseCause // why nothing is cached any more
 	flights    []*flight
 	regions    int           // entries that are charged to the budget
@@ -162,6 +166,7 @@ func New(dev device.Device, o *Options) (*Cache, error) {
 		pageSize: uintptr(os.Getpagesize()),
 		born:     time.Now(),
 		budget:   make(chan struct{}),
+		over:     make(chan struct{}),
 		holds:    newHoldTable(),
 		limbo:    make(map[*entry]struct{}),
 		moved:    make(map[*entry]*entry),
@@ -356,7 +361,10 @@ func (c *Cache) publish(f *flight, e *entry) {
 	if uint64(c.table.Word()) != seen && !c.unchanged(e) {
 		// The news may have come when e wasn't listed yet, and doesn't come
 		// again.
-		c.retire(e, vm.OpUnknown)
+		c.lock()
+		c.retire(e)
+		c.wakeForGraves()
+		c.mu.Unlock()
 	}
 }
 
@@ -424,17 +432,31 @@ func (c *Cache) Invalidate(r Range) (int, error) {
 // Close ends the cache: idle regions are deregistered before it returns, and
 // no region can be acquired any more. If regions are in use it returns a
 // wrapped [ErrInUse] with their number; each is deregistered at its last
-// release. Use [Cache.Shutdown] to wait for them. Close is idempotent. The
-// device and a monitor given in Options stay open.
+// release. Use [Cache.Shutdown] to wait for them. If the device doesn't take a
+// registration back Close returns its error, wrapped, too. Close is idempotent, and
+// returns only when the cache is closed, whoever is closing it. The device and a
+// monitor given in Options stay open.
 func (c *Cache) Close() error {
 	if c.guard.Forked() {
 		return fmt.Errorf("close: %w", ErrForked)
 	}
 	c.close()
-	if n := c.inUse(); n > 0 {
-		return fmt.Errorf("close with %d regions held: %w", n, ErrInUse)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	err := c.keptError()
+	if n := c.held(); n > 0 {
+		err = errors.Join(fmt.Errorf("close with %d regions held: %w", n, ErrInUse), err)
 	}
-	return nil
+	return err
+}
+
+// keptError returns why the device kept registrations when the cache was closed;
+// nil if it didn't. mu must be held.
+func (c *Cache) keptError() error {
+	if c.kept == 0 {
+		return nil
+	}
+	return fmt.Errorf("close: %d registrations not taken back: %w", c.kept, c.keptWhy)
 }
 
 // Shutdown is Close, but waits until every region has been released and
@@ -448,27 +470,21 @@ func (c *Cache) Shutdown(ctx context.Context) error {
 	defer c.unwait()
 	for {
 		c.mu.Lock()
-		n, budget := c.held(), c.budget
+		n, budget, err := c.held(), c.budget, c.keptError()
 		c.mu.Unlock()
 		if n == 0 {
-			return nil
+			return err
 		}
 		select {
 		case <-budget:
 		case <-ctx.Done():
-			return fmt.Errorf("shut down with %d regions held: %w: %w", n, ErrInUse, ctx.Err())
+			return errors.Join(fmt.Errorf("shut down with %d regions held: %w: %w", n, ErrInUse, ctx.Err()), err)
 		}
 	}
 }
 
 // held returns the registrations that exist. mu must be held.
 func (c *Cache) held() int { return c.regions + c.perUseHeld }
-
-func (c *Cache) inUse() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.held()
-}
 
 func (c *Cache) close() {
 	c.mu.Lock()
@@ -483,17 +499,16 @@ func (c *Cache) close() {
 	c.retireAll(Event{Cause: EvictClose}, live...)
 	c.mu.Unlock()
 	if !first {
-		<-c.reaper.done
+		<-c.over
 		return
 	}
 	c.stopReaper()
 	c.stopPressure()
-	c.lastLook()
-	c.exhumeGraves()
 	c.mu.Lock()
 	c.finish()
 	c.mu.Unlock()
 	c.letGo()
+	close(c.over)
 }
 
 // finish notes that the closed cache holds nothing any more, so that the shared

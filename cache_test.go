@@ -30,6 +30,8 @@ type rig struct {
 	dev *devicetest.Fake
 	mon *manual.Monitor
 	mem []byte
+
+	kept error // that Close shall return
 }
 
 func newRig(tb testing.TB, fo *devicetest.FakeOptions, o *pindown.Options) *rig {
@@ -54,8 +56,8 @@ func newRig(tb testing.TB, fo *devicetest.FakeOptions, o *pindown.Options) *rig 
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {
-		if err := r.Close(); err != nil {
-			tb.Errorf("close: %v", err)
+		if err := r.Close(); !errors.Is(err, r.kept) {
+			tb.Errorf("close: %v, want %v", err, r.kept)
 		}
 		r.dev.AssertEmpty(tb)
 		if err := mon.Close(); err != nil {

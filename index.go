@@ -133,7 +133,8 @@ func newIndexTable(buckets int) *indexTable {
 // newIndex returns an index whose table is found at the given place, for up to
 // the expected number of entries: where growth stops, if each has one listing.
 func newIndex(at *atomic.Pointer[indexTable], expected int, each func(func(*entry))) *index {
-	x := &index{table: at, each: each, expected: expected}
+	// A limit that means "none" must not make sums wrap.
+	x := &index{table: at, each: each, expected: min(expected, 1<<40)}
 	x.table.Store(newIndexTable(minIndexBuckets))
 	return x
 }

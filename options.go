@@ -116,6 +116,8 @@ const (
 	defaultMaxBytes        = 1 << 30
 	defaultMergeBytes      = 1 << 20
 	defaultRegisterTimeout = 250 * time.Millisecond
+	// maxRegisterTimeout is for ever, and can be added to a time.
+	maxRegisterTimeout = math.MaxInt64 / 2
 )
 
 // withDefaults returns a copy of o, which may be nil, with every default
@@ -155,6 +157,7 @@ func (o *Options) withDefaults(lim device.Limits) Options {
 	if c.RegisterTimeout == 0 {
 		c.RegisterTimeout = defaultRegisterTimeout
 	}
+	c.RegisterTimeout = min(c.RegisterTimeout, maxRegisterTimeout)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}

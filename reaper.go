@@ -94,7 +94,7 @@ func (c *Cache) reap(news <-chan vm.Event) {
 	revival.Stop()
 	var lost uint64
 	for again := reaperPause; ; {
-		if plainStores && c.waiting() {
+		if c.waiting() {
 			// A release may have missed that it was waited for.
 			look.Reset(again)
 			again = min(2*again, maxReaperLook)
@@ -108,6 +108,7 @@ func (c *Cache) reap(news <-chan vm.Event) {
 			}
 			c.settleDying()
 			c.revive(true)
+			c.lastLook()
 			c.exhumeGraves()
 			c.retry(true)
 			c.deliver()

@@ -62,7 +62,8 @@ func (r Region) Stale() bool {
 // may be in flight. Release is safe to call from any goroutine; it returns a
 // wrapped [ErrReleased] on a second call through the same variable or on the
 // zero Region, a wrapped [ErrForked] in a forked child, and the device's error
-// if a registration per use couldn't be deregistered and won't be tried again.
+// if a registration that ends with it (one per use, or after the cache's Close)
+// couldn't be deregistered and won't be tried again.
 func (r *Region) Release() error {
 	h, word := r.h, r.word
 	if h == nil || h.load() != word {

@@ -15,9 +15,9 @@ import (
 // against the limits, for its pages are pinned. What the device doesn't take back
 // in the end is given up, counted as leaked and told.
 //
-// Close has the last tries made at once, for as long as Options.RegisterTimeout;
-// whoever releases the last share of a registration after Close makes them
-// himself.
+// Close has the last tries made at once, for as long as Options.RegisterTimeout,
+// and returns the error of what was given up; whoever releases the last share of a
+// registration after Close makes them himself, and gets the error.
 
 const (
 	firstRetry = time.Millisecond
@@ -183,13 +183,27 @@ func (c *Cache) insist(s stuck) error {
 // know.
 func (c *Cache) giveUpOn(s stuck) {
 	if !errors.Is(s.err, device.ErrNotRegistered) {
-		c.stats.leaked.Add(1)
-		c.tell(Event{
-			Kind: EventLeaked, Range: s.e.rng(), LocalKey: s.e.localKey, RemoteKey: s.e.remoteKey,
-			Err: fmt.Errorf("given up after %d tries: %w", s.tries+1, s.err),
-		})
+		reg := c.registration(s.e)
+		reg.Range = s.e.rng()
+		c.leak(reg, fmt.Errorf("given up after %d tries: %w", s.tries+1, s.err))
 	}
 	c.gone(s.e)
+}
+
+// leak notes that the device keeps a registration for good.
+func (c *Cache) leak(reg device.Registration, err error) {
+	c.stats.leaked.Add(1)
+	c.mu.Lock()
+	if c.closed {
+		select {
+		case <-c.over:
+		default:
+			c.kept++
+			c.keptWhy = err
+		}
+	}
+	c.mu.Unlock()
+	c.tell(Event{Kind: EventLeaked, Range: reg.Range, LocalKey: reg.LocalKey, RemoteKey: reg.RemoteKey, Err: err})
 }
 
 // gone gives back the budget of an entry that has no registration any more, as

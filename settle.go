@@ -1,6 +1,7 @@
 package pindown
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"time"
@@ -152,9 +153,13 @@ func (c *Cache) report(why Event, list []*entry) {
 	if why.Kind == EventInvalid || c.opts.OnEvent == nil {
 		return
 	}
+	var held holders
 	for _, e := range list {
+		if held == nil && e.queue == queueDying {
+			held = c.holders() // without the barrier: only a hold taken this instant isn't seen
+		}
 		why.Range, why.LocalKey, why.RemoteKey = e.rng(), e.localKey, e.remoteKey
-		why.InUse = e.queue == queueLimbo
+		why.InUse = e.queue == queueLimbo || e.queue == queueDying && held.of(e) > 0
 		c.tell(why)
 	}
 }
@@ -167,38 +172,50 @@ func (c *Cache) wakeForGraves() {
 
 // retire ends a live entry that has been found stale: no hit will find it
 // again. Its registration goes when the last holder does. It is harmless on an
-// entry that is retired already.
-func (c *Cache) retire(e *entry, op vm.Op) {
-	c.lock()
-	defer c.mu.Unlock()
-	c.retireAll(Event{Kind: EventInvalidated, Op: op}, e)
-	c.wakeForGraves()
+// entry that is retired already. mu must be held; the caller sees to the graves.
+func (c *Cache) retire(e *entry) {
+	why := Event{Kind: EventInvalidated, Op: vm.OpUnknown}
+	switch {
+	case !e.listed():
+		return
+	case c.fencing():
+		// The reaper makes one barrier for many.
+		c.end(e)
+		c.report(why, []*entry{e})
+	default:
+		c.retireAll(why, e)
+	}
+}
+
+// tryRetire is retire for somebody who waits for nobody. If the lock is taken, the
+// entry is left to the news, or to the next who finds it.
+func (c *Cache) tryRetire(e *entry) {
+	if c.mu.TryLock() {
+		c.retire(e)
+		c.wakeForGraves()
+		c.mu.Unlock()
+	}
 }
 
 // replace is retire by someone who is about to register e's range anew. If the
 // entry has no holder it is deregistered here and now: that costs no more than
 // to wake the reaper, and makes room. But not if finding the holders takes a
-// barrier: the reaper makes one for many.
+// barrier.
 func (c *Cache) replace(e *entry) {
 	c.lock()
 	if !e.listed() {
 		c.mu.Unlock()
 		return
 	}
-	if c.fencing() {
-		c.end(e)
-		c.report(Event{Kind: EventInvalidated, Op: vm.OpUnknown}, []*entry{e})
-		c.wakeForGraves()
-		c.mu.Unlock()
-		return
-	}
-	c.retireAll(Event{Kind: EventInvalidated, Op: vm.OpUnknown}, e)
+	c.retire(e)
 	mine := e.queue == queueGone
 	if mine {
 		// It is the last: it was settled just now.
 		n := len(c.graves) - 1
 		c.graves[n] = nil
 		c.graves = c.graves[:n]
+	} else {
+		c.wakeForGraves()
 	}
 	c.mu.Unlock()
 	if mine {
@@ -213,7 +230,7 @@ func (c *Cache) released(e *entry) error {
 	case c.guard.Forked():
 		return fmt.Errorf("release %v: %w", e.rng(), ErrForked)
 	case e.dead():
-		c.bury(e)
+		return c.bury(e)
 	case c.state.Load()&stateBudget != 0:
 		// Now idle, so it can be evicted for someone who waits or was refused.
 		c.mu.Lock()
@@ -224,30 +241,32 @@ func (c *Cache) released(e *entry) error {
 }
 
 // bury settles a dead entry that has lost a holder, if that was the last. The
-// reaper deregisters it; after Close the caller does.
-func (c *Cache) bury(e *entry) {
+// reaper deregisters it; after Close the caller does, and is told the device's
+// error.
+func (c *Cache) bury(e *entry) error {
 	c.mu.Lock()
 	if e.queue != queueLimbo || c.holders().of(e) > 0 {
 		// Dying: whoever settles it will find out.
 		c.mu.Unlock()
-		return
+		return nil
 	}
 	c.leave(e)
 	if !c.closed {
 		c.graves = append(c.graves, e)
 		c.mu.Unlock()
 		c.reaper.wake()
-		return
+		return nil
 	}
 	c.mu.Unlock()
-	_ = c.exhume(e) // counted and told
+	return c.exhume(e)
 }
 
-// waiting reports whether a release may have missed that it is waited for.
+// waiting reports whether a release may have missed that it is waited for: its
+// plain store may have come late, or stateRefused have been set after it.
 func (c *Cache) waiting() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return len(c.limbo) > 0 || c.state.Load()&stateBudget != 0
+	return plainStores && len(c.limbo) > 0 || c.state.Load()&stateBudget != 0
 }
 
 // lookAgain settles the dead entries that aren't held any more, and wakes who
@@ -366,11 +385,27 @@ func (c *Cache) registration(e *entry) device.Registration {
 
 // deviceDeregister calls the device for a settled entry.
 func (c *Cache) deviceDeregister(e *entry) error {
-	start := c.clock()
-	if err := c.dev.Deregister(c.registration(e)); err != nil {
-		c.stats.deregisterErrors.Add(1)
+	if err := c.deregister(c.registration(e)); err != nil {
 		return fmt.Errorf("release %v: %w", e.rng(), err)
+	}
+	return nil
+}
+
+func (c *Cache) deregister(reg device.Registration) error {
+	start := c.clock()
+	if err := c.dev.Deregister(reg); err != nil {
+		c.stats.deregisterErrors.Add(1)
+		return err //nolint:wrapcheck // the callers say what for
 	}
 	c.stats.deregister.record(c.clock() - start)
 	return nil
+}
+
+// refuse gives back what the device shouldn't have returned.
+func (c *Cache) refuse(reg device.Registration) error {
+	err := c.deregister(reg)
+	if err != nil && !errors.Is(err, device.ErrNotRegistered) {
+		c.leak(reg, err)
+	}
+	return err
 }

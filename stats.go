@@ -92,7 +92,8 @@ type Stats struct {
 
 	// Hits is the number of acquires that were served from the cache, of which
 	// Restamped compared the stamp because some VM operation had touched some
-	// watched range; the others compared one word.
+	// watched range; the others compared one word. What is under way while Stats
+	// looks may be counted as a hit already and turn out to be a miss.
 	Hits, Restamped uint64
 
 	Misses        map[MissCause]uint64
@@ -232,10 +233,11 @@ func (c *Cache) Stats() Stats {
 	c.reaper.mu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// While somebody acquires the sum can be a little behind what was said
-	// before.
+	// While somebody acquires the sum can be behind what was said before, and
+	// below zero.
 	undone := c.stats.undone.Load()
-	c.shownHits = max(c.shownHits, c.claims()+c.stats.unnoted.Load()-undone)
+	hits := int64(c.claims() + c.stats.unnoted.Load() - undone)
+	c.shownHits = max(c.shownHits, uint64(max(hits, 0)))
 	s.Hits = c.shownHits
 	s.Regions, s.PinnedBytes, s.PerUseHeld = c.regions, c.bytes, c.perUseHeld
 	held := c.holders()
