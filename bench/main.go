@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"syscall"
 	"time"
@@ -18,6 +17,7 @@ import (
 	"github.com/pindown/pindown/bench/baseline"
 	"github.com/pindown/pindown/bench/ucx"
 	"github.com/pindown/pindown/internal/bench"
+	"github.com/pindown/pindown/internal/outfile"
 )
 
 func main() {
@@ -77,8 +77,8 @@ func run(ctx context.Context, args []string, w io.Writer) error {
 	}
 	r.Notes = slices.Insert(r.Notes, 0, "UCX "+ucx.Version()+" is libucs from the system")
 	if file != "" {
-		if err := write(file, r); err != nil {
-			return err
+		if err := outfile.Write(file, r.WriteJSON); err != nil {
+			return fmt.Errorf("write rows: %w", err)
 		}
 	}
 	if o.Progress != nil {
@@ -89,23 +89,6 @@ func run(ctx context.Context, args []string, w io.Writer) error {
 	}
 	if file != "" {
 		fmt.Fprintf(w, "\nrows written to %s\n", file)
-	}
-	return nil
-}
-
-// write replaces the file in one step.
-func write(file string, r *bench.Report) error {
-	tmp, err := os.CreateTemp(filepath.Dir(file), ".bench-*")
-	if err != nil {
-		return fmt.Errorf("write rows: %w", err)
-	}
-	defer func() { _ = os.Remove(tmp.Name()) }() // gone if it was renamed
-	err = errors.Join(r.WriteJSON(tmp), tmp.Chmod(0o644), tmp.Close())
-	if err == nil {
-		err = os.Rename(tmp.Name(), file)
-	}
-	if err != nil {
-		return fmt.Errorf("write rows: %w", err)
 	}
 	return nil
 }

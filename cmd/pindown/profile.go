@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/pindown/pindown/internal/outfile"
 	"github.com/pindown/pindown/internal/profile"
 )
 
@@ -92,7 +93,7 @@ func (o *profileOptions) addFlags(f *pflag.FlagSet) {
 	jsonFlag(f, &o.json)
 	f.StringVarP(&o.output, "output", "o", "", "write the summary, or JSON, to this `file`")
 	f.StringVar(&o.html, "html", "", "write a report with plots to this `file`")
-	f.Var(&o.traceSize, "trace-size", "the most that a recording gets (default no limit)")
+	f.Var(&o.traceSize, "trace-size", "`size` from which on a recording gets no more events, only the names for those that it has (default no limit)")
 	f.Var(&o.uses, "uses", "`size` of a transfer (read, write, send, receive) from which on it is a use of a buffer (default 16K)")
 	f.BoolVar(&o.noUses, "no-uses", false, "leave transfers out")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "no progress on the terminal")
@@ -103,20 +104,20 @@ func (o *profileOptions) addFlags(f *pflag.FlagSet) {
 // outputs are the files to write. They are opened before the program runs, so
 // that what can't be written is told in time.
 type outputs struct {
-	text, html, trace *outFile
+	text, html, trace *outfile.File
 }
 
 func (o *profileOptions) open() (f outputs, err error) {
 	for _, x := range []struct {
 		path string
-		to   **outFile
+		to   **outfile.File
 	}{{o.output, &f.text}, {o.html, &f.html}, {o.trace, &f.trace}} {
 		if x.path == "" {
 			continue
 		}
-		file, err := createFile(x.path)
-		if err == nil && file.path != "" && slices.ContainsFunc(f.all(), func(g *outFile) bool { return g.path == file.path }) {
-			err = errors.Join(usageError{fmt.Errorf("%s: named for two outputs", x.path)}, file.finish(false))
+		file, err := outfile.Create(x.path)
+		if err == nil && file.Path() != "" && slices.ContainsFunc(f.all(), func(g *outfile.File) bool { return outfile.Same(g.Path(), file.Path()) }) {
+			err = errors.Join(usageError{fmt.Errorf("%s: named for two outputs", x.path)}, file.Finish(false))
 		}
 		if err != nil {
 			return f, errors.Join(err, f.finish(false))
@@ -126,27 +127,29 @@ func (o *profileOptions) open() (f outputs, err error) {
 	return f, nil
 }
 
-func (f *outputs) all() []*outFile {
-	return slices.DeleteFunc([]*outFile{f.text, f.html, f.trace}, func(g *outFile) bool { return g == nil })
+func (f *outputs) all() []*outfile.File {
+	return slices.DeleteFunc([]*outfile.File{f.text, f.html, f.trace}, func(g *outfile.File) bool { return g == nil })
 }
 
 // finish closes the files, and puts them in their places if good.
 func (f *outputs) finish(good bool) error {
 	var errs []error
 	for _, g := range f.all() {
-		errs = append(errs, g.finish(good))
+		errs = append(errs, g.Finish(good))
 	}
 	return errors.Join(errs...)
 }
 
 func (o *profileOptions) run(cmd *cobra.Command, args []string) (err error) {
 	switch {
+	case o.pid < 0 || o.pid == 0 && cmd.Flags().Changed("pid"):
+		return usageError{fmt.Errorf("-p %d: not a process", o.pid)}
 	case len(args) == 0 && o.pid == 0:
 		return usageError{fmt.Errorf("a command, or the number of a process, is needed\nRun '%s --help' for usage", cmd.CommandPath())}
 	case len(args) > 0 && o.pid != 0:
 		return usageError{errors.New("either a command or -p, not both")}
-	case o.pid < 0:
-		return usageError{fmt.Errorf("-p %d: not a process", o.pid)}
+	case o.traceSize.set && o.trace == "":
+		return usageError{errors.New("--trace-size is for --trace")}
 	case o.sites < 1:
 		return usageError{fmt.Errorf("--sites %d: at least 1", o.sites)}
 	case o.uses.set && (o.uses.n == 0 || o.noUses):

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/pindown/pindown/device/iouring"
 	"github.com/pindown/pindown/internal/calibrate"
 	"github.com/pindown/pindown/internal/demo"
+	"github.com/pindown/pindown/internal/outfile"
 	"github.com/pindown/pindown/internal/replay"
 	"github.com/pindown/pindown/trace"
 )
@@ -104,6 +106,23 @@ func (o *replayOptions) addFlags(f *pflag.FlagSet) {
 	jsonFlag(f, &o.json)
 }
 
+// checkFiles refuses an output that would take the place of another file of the
+// command line.
+func (o *replayOptions) checkFiles(args []string) error {
+	outputs := slices.DeleteFunc([]string{o.html, o.writeModel}, func(path string) bool { return path == "" })
+	for i, out := range outputs {
+		if slices.ContainsFunc(outputs[:i], func(path string) bool { return outfile.Same(path, out) }) {
+			return usageError{fmt.Errorf("%s: named for two outputs", out)}
+		}
+		for _, in := range append(slices.Clone(args), o.modelFiles...) {
+			if in != "-" && outfile.Same(in, out) {
+				return usageError{fmt.Errorf("%s: named for input and for output", out)}
+			}
+		}
+	}
+	return nil
+}
+
 // complete turns flags into options, and refuses those that make no sense.
 func (o *replayOptions) complete(args []string) error {
 	switch {
@@ -115,6 +134,9 @@ func (o *replayOptions) complete(args []string) error {
 		return usageError{fmt.Errorf("--max-regions %d: at least 1", o.replay.MaxRegions)}
 	case o.maxBytes.set && o.maxBytes.n == 0:
 		return usageError{errors.New("--max-bytes 0: at least a page")}
+	}
+	if err := o.checkFiles(args); err != nil {
+		return err
 	}
 	i := slices.Index(requestNames(), o.requests)
 	if i < 0 {
@@ -177,7 +199,13 @@ func (o *replayOptions) run(cmd *cobra.Command, args []string) (err error) {
 	if err != nil {
 		return fmt.Errorf("%s: %w", args[0], err)
 	}
+	// The heap grows from nothing to some hundred megabytes: the collector would
+	// go through it again and again on the way. This is never touched, so it takes
+	// up address space alone.
+	const ballast = 64 << 20
+	idle := make([]byte, ballast)
 	res, err := replay.Run(cmd.Context(), r, &o.replay)
+	runtime.KeepAlive(idle)
 	if err != nil {
 		if errors.Is(err, replay.ErrModel) || errors.Is(err, replay.ErrOptions) {
 			return usageError{err}
@@ -185,7 +213,7 @@ func (o *replayOptions) run(cmd *cobra.Command, args []string) (err error) {
 		return fmt.Errorf("%s: %w", args[0], err)
 	}
 	if o.html != "" {
-		if err := writeFile(o.html, res.WriteHTML); err != nil {
+		if err := outfile.Write(o.html, res.WriteHTML); err != nil {
 			return fmt.Errorf("write report: %w", err)
 		}
 	}
@@ -206,7 +234,7 @@ func (o *replayOptions) measure(ctx context.Context) error {
 	if o.writeModel == "" {
 		return nil
 	}
-	return writeFile(o.writeModel, func(w io.Writer) error { return writeJSON(w, m) })
+	return outfile.Write(o.writeModel, func(w io.Writer) error { return writeJSON(w, m) })
 }
 
 // machineModel measures what registrations with io_uring cost here.

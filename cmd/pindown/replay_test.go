@@ -31,6 +31,10 @@ func TestReplayUsage(t *testing.T) {
 		{"replay a b", "accepts"},
 		{"replay --calibrate", "which trace"},
 		{"replay --write-model x " + path, "for --calibrate"},
+		{"replay --html " + path + " " + path, "named for input and for output"},
+		{"replay --html " + path + " --model-file " + path + " " + path, "named for input and for output"},
+		{"replay --calibrate --write-model " + path + " " + path, "named for input and for output"},
+		{"replay --calibrate --write-model x --html ./x " + path, "named for two outputs"},
 		{"replay --model abacus " + path, "one of iouring, ucx, connectx, ugni"},
 		{"replay --model ucx,ucx " + path, "two are called"},
 		{"replay --max-regions 0 " + path, "at least 1"},
@@ -43,6 +47,9 @@ func TestReplayUsage(t *testing.T) {
 		if code != exitUsage || err == nil || !strings.Contains(err.Error(), c.want) || out != "" {
 			t.Errorf("%s: code %d, %v, wrote %q", c.args, code, err, out)
 		}
+	}
+	if b, err := os.ReadFile(path); !bytes.Equal(b, tracetest.Bytes(t, tracetest.Pool, 1, 100)) {
+		t.Errorf("the trace has changed, %v", err)
 	}
 }
 
