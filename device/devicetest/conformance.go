@@ -30,6 +30,15 @@ type Options struct {
 	Write func(dev device.Device, reg device.Registration, off int, data []byte) error
 	// Read makes the device fetch len(buf) bytes likewise.
 	Read func(dev device.Device, reg device.Registration, off int, buf []byte) error
+	// RemoteRead and RemoteWrite have a peer fetch or store bytes at an address under
+	// a remote key, as Read and Write do under a local one. An error means that the
+	// adapter has refused.
+	RemoteRead, RemoteWrite func(dev device.Device, at uintptr, key uint32, b []byte) error
+	// HoldsRevoked says that peers' requests under a revoked key wait for Load.
+	HoldsRevoked bool
+	// NewQueue returns a queue of the device that is ready for work, and closes it
+	// by t.Cleanup.
+	NewQueue func(t *testing.T, dev device.Device) Queue
 	// Pinned returns how much memory the device holds pinned for this process,
 	// in any unit. Each test must bring it back to what it was; it is asked
 	// again for some seconds, since memory may be given back late.
@@ -40,9 +49,12 @@ type Options struct {
 const pinnedPatience = 10 * time.Second
 
 // Run runs the conformance suite. newDevice is called for each test, must
-// return a device without registrations, and closes it by t.Cleanup. The
-// optional capabilities that a device has are tested as well: Updater, and a
-// Close method.
+// return a device without registrations, and closes it by t.Cleanup.
+//
+// The optional interfaces that a device has are tested as well: Updater,
+// RevokingUpdater, Flusher, Exposer, FastRegistrar and its WorkQueue, and a Close
+// method. Where its methods return ErrNotSupported the device must have changed
+// nothing, and the tests of that interface are skipped.
 //
 // Errors must wrap the sentinels of package device, never be them.
 func Run(t *testing.T, newDevice func(t *testing.T) device.Device, opts *Options) {
@@ -77,6 +89,19 @@ func Run(t *testing.T, newDevice func(t *testing.T) device.Device, opts *Options
 		{"DataStale", (*suite).testDataStale},
 		{"DataUpdate", (*suite).testDataUpdate},
 		{"Close", (*suite).testClose},
+		{"Revoke", (*suite).testRevoke},
+		{"LoadFails", (*suite).testLoadFails},
+		{"RevokeConcurrent", (*suite).testRevokeConcurrent},
+		{"Flush", (*suite).testFlush},
+		{"Expose", (*suite).testExpose},
+		{"ExposeUpdate", (*suite).testExposeUpdate},
+		{"DataExposed", (*suite).testDataExposed},
+		{"FastKey", (*suite).testFastKey},
+		{"FastRotation", (*suite).testFastRotation},
+		{"FastErrors", (*suite).testFastErrors},
+		{"FastMisuse", (*suite).testFastMisuse},
+		{"DataFast", (*suite).testDataFast},
+		{"CloseOptional", (*suite).testCloseOptional},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := &suite{t: t, dev: newDevice(t), newDevice: newDevice, opts: o}
@@ -363,7 +388,7 @@ func (s *suite) testDoubleDeregister() {
 	wantError(t, "zero registration", dev.Deregister(device.Registration{}), device.ErrNotRegistered)
 	if up, ok := dev.(device.Updater); ok {
 		_, err := up.Update(context.Background(), first)
-		wantError(t, "update of a dead registration", err, device.ErrNotRegistered)
+		wantError(t, "update of a dead registration", err, device.ErrNotRegistered, device.ErrNotSupported)
 	}
 }
 
@@ -562,7 +587,7 @@ func (s *suite) testContext() {
 	reg := register(t, dev, b, 0)
 	if up, ok := dev.(device.Updater); ok {
 		_, err := up.Update(ctx, reg)
-		wantError(t, "update with a cancelled context", err, context.Canceled)
+		wantError(t, "update with a cancelled context", err, context.Canceled, device.ErrNotSupported)
 	}
 	deregister(t, dev, reg)
 }
@@ -584,7 +609,7 @@ func (s *suite) testConcurrent() {
 	if hold == 0 {
 		t.Skip("too few registrations for all workers")
 	}
-	up, _ := dev.(device.Updater)
+	up, _ := s.updates()
 	b := mapMemory(t, workers)
 	page := os.Getpagesize()
 	var live sync.Map // of local keys.
@@ -647,19 +672,38 @@ func (s *suite) testConcurrent() {
 	}
 }
 
-// updater returns dev as an Updater, or skips the test.
-func updater(t *testing.T, dev device.Device) device.Updater {
-	t.Helper()
-	up, ok := dev.(device.Updater)
+// updates returns the device as an Updater, if it can update.
+func (s *suite) updates() (device.Updater, bool) {
+	s.t.Helper()
+	up, ok := s.dev.(device.Updater)
 	if !ok {
-		t.Skip("the device can't update")
+		return nil, false
+	}
+	reg := register(s.t, up, vm.RangeOf(mapMemory(s.t, 1)), device.LocalWrite)
+	_, err := up.Update(context.Background(), reg)
+	deregister(s.t, up, reg)
+	if errors.Is(err, device.ErrNotSupported) {
+		return nil, false
+	}
+	if err != nil {
+		s.t.Errorf("update: %v", err)
+	}
+	return up, true
+}
+
+// updater returns the device as an Updater, or skips the test.
+func (s *suite) updater() device.Updater {
+	s.t.Helper()
+	up, ok := s.updates()
+	if !ok {
+		s.t.Skip("the device can't update")
 	}
 	return up
 }
 
 func (s *suite) testUpdate() {
 	t, dev := s.t, s.dev
-	up := updater(t, dev)
+	up := s.updater()
 	b := vm.RangeOf(mapMemory(t, 2))
 	reg := register(t, dev, b, device.LocalWrite)
 	for range 3 {
@@ -682,7 +726,7 @@ func (s *suite) testUpdate() {
 // A failed update leaves the old registration, or says that it is lost.
 func (s *suite) testUpdateFails() {
 	t, dev := s.t, s.dev
-	up := updater(t, dev)
+	up := s.updater()
 	if s.opts.Simulated {
 		t.Skip("a simulated device doesn't look at memory")
 	}
@@ -826,7 +870,7 @@ func (s *suite) testDataStale() {
 func (s *suite) testDataUpdate() {
 	t, dev := s.t, s.dev
 	s.needData(t)
-	up := updater(t, dev)
+	up := s.updater()
 	if s.opts.Simulated {
 		t.Skip("a simulated device doesn't look at memory")
 	}
@@ -864,7 +908,7 @@ func (s *suite) testClose() {
 	wantError(t, "deregister after close", dev.Deregister(reg), device.ErrClosed)
 	if up, ok := dev.(device.Updater); ok {
 		_, err := up.Update(context.Background(), reg)
-		wantError(t, "update after close", err, device.ErrClosed)
+		wantError(t, "update after close", err, device.ErrClosed, device.ErrNotSupported)
 	}
 	_ = dev.Limits() // Still answers.
 	// Closing while others are in the middle of calls.

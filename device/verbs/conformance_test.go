@@ -1,32 +1,17 @@
 package verbs_test
 
 import (
+	"context"
+	"errors"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/pindown/pindown/device"
 	"github.com/pindown/pindown/device/devicetest"
 	"github.com/pindown/pindown/device/verbs"
+	"github.com/pindown/pindown/vm"
 )
-
-// plain is a device without the optional interfaces.
-type plain struct{ device.Device }
-
-func (p plain) Close() error { return adapter(p).Close() }
-
-// bare hides the methods that this adapter can't carry out.
-func bare(d *verbs.Device) device.Device {
-	if d.Info().Update {
-		return d
-	}
-	return plain{d}
-}
-
-func adapter(dev device.Device) *verbs.Device {
-	if p, ok := dev.(plain); ok {
-		dev = p.Device
-	}
-	return dev.(*verbs.Device)
-}
 
 func conformance() *devicetest.Options {
 	o := &devicetest.Options{
@@ -35,22 +20,78 @@ func conformance() *devicetest.Options {
 		Simulated:        !realAdapter(),
 		MaxRegistrations: 2048,
 		Write: func(dev device.Device, reg device.Registration, off int, b []byte) error {
-			return move(adapter(dev), reg, off, b, true)
+			return move(dev.(*verbs.Device), reg, off, b, true)
 		},
 		Read: func(dev device.Device, reg device.Registration, off int, b []byte) error {
-			return move(adapter(dev), reg, off, b, false)
+			return move(dev.(*verbs.Device), reg, off, b, false)
 		},
 	}
 	if realAdapter() {
 		o.Pinned = pinned
 	}
+	remote := func(store bool) func(device.Device, uintptr, uint32, []byte) error {
+		return func(dev device.Device, at uintptr, key uint32, b []byte) (err error) {
+			d := dev.(*verbs.Device)
+			p, err := newPair(d)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, p.close()) }()
+			return carry(d, p.a, at, key, b, store)
+		}
+	}
+	o.RemoteRead, o.RemoteWrite = remote(false), remote(true)
+	o.NewQueue = func(t *testing.T, dev device.Device) devicetest.Queue {
+		t.Helper()
+		d := dev.(*verbs.Device)
+		p := connected(t, d)
+		return devicetest.Queue{
+			WorkQueue: p.b,
+			Do: func() error {
+				if err := p.b.Do(t.Context()); !errors.Is(err, verbs.ErrCompletion) {
+					return err
+				}
+				return nil
+			},
+			Read: func(at uintptr, key uint32, b []byte) error { return carry(d, p.a, at, key, b, false) },
+		}
+	}
 	return o
+}
+
+// carry has the peer of a queue of d's, which is another, store or fetch bytes at an
+// address under a remote key.
+func carry(d *verbs.Device, q *verbs.Queue, at uintptr, key uint32, b []byte, store bool) (err error) {
+	mem, err := unix.Mmap(-1, 0, len(b), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, unix.Munmap(mem)) }()
+	ctx := context.Background()
+	near, err := d.Register(ctx, vm.RangeOf(mem), device.LocalWrite)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.Deregister(near)) }()
+	if store {
+		copy(mem, b)
+		err = q.Write(1, vm.RangeOf(mem), near.LocalKey, uint64(at), key)
+	} else {
+		err = q.Read(1, vm.RangeOf(mem), near.LocalKey, uint64(at), key)
+	}
+	if err == nil {
+		err = q.Do(ctx)
+	}
+	if err == nil && !store {
+		copy(b, mem)
+	}
+	return err
 }
 
 func TestConforms(t *testing.T) {
 	devicetest.Run(t, func(t *testing.T) device.Device {
 		t.Helper()
-		return bare(open(t, nil))
+		return open(t, nil)
 	}, conformance())
 }
 
@@ -68,6 +109,6 @@ func TestConformsCallersDomain(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		return bare(d)
+		return d
 	}, conformance())
 }
