@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -34,7 +35,9 @@ type storm struct {
 	faults  int // one in so many calls of the device fails; 0: none
 	pending int // one in so many calls of Cover is refused; 0: none
 	nested  bool
+	late    bool // the monitor records after the change, as uffd does
 
+	changing           atomic.Int64 // changes that neither the record nor the busy count shows yet
 	acquires, failures atomic.Int64
 }
 
@@ -66,15 +69,29 @@ func stormRange(rnd *rand.Rand) pindown.Range {
 	return vm.Range{Start: stormStart + uintptr(from), End: stormStart + uintptr(from+n)}
 }
 
-// operate replaces pages.
-func (s *storm) operate(rnd *rand.Rand) {
-	r := stormRange(rnd).RoundOut(page)
-	s.mon.Do(vm.OpMmapFixed, r, func() {
+// operate replaces the pages of r.
+func (s *storm) operate(r pindown.Range) {
+	r = r.RoundOut(page)
+	change := func() {
 		from, to := stormSpan(r)
 		for i := from; i < to; i++ {
 			s.version[i].Add(1)
 		}
-	})
+	}
+	if !s.late {
+		s.mon.Do(vm.OpMmapFixed, r, change)
+		return
+	}
+	s.changing.Add(1)
+	change()
+	runtime.Gosched()
+	s.mon.Table().AddBusy()
+	s.changing.Add(-1)
+	runtime.Gosched()
+	if s.mon.Table().Touch(r) {
+		s.mon.News(vm.Event{Range: r, Op: vm.OpMmapFixed})
+	}
+	s.mon.Table().DropBusy()
 }
 
 // fault returns what the device refuses with, now and then.
@@ -154,15 +171,19 @@ func (s *storm) work(rnd *rand.Rand, n int) {
 			s.t.Error(err)
 		}
 	}()
-	for range n {
-		r, a := stormRange(rnd), stormAccess[rnd.IntN(len(stormAccess))]
+	var r pindown.Range
+	var a pindown.Access
+	for i := range n {
+		if i == 0 || rnd.IntN(3) > 0 {
+			r, a = stormRange(rnd), stormAccess[rnd.IntN(len(stormAccess))]
+		}
 		before, _ := s.frames(r)
 		ctx, cancel := s.context(rnd)
 		var reg pindown.Region
 		ok := true
 		switch k := rnd.IntN(16); k {
 		case 0:
-			s.operate(rnd)
+			s.operate(r)
 			cancel()
 			continue
 		case 1:
@@ -274,6 +295,9 @@ func (s *storm) event(e pindown.Event) {
 func (s *storm) run(seed uint64) {
 	t := s.t
 	mo := &monitortest.FakeOptions{Regions: 64}
+	if s.late {
+		mo.HitCheck = func() bool { return s.changing.Load() == 0 }
+	}
 	if s.pending > 0 {
 		mo.Cover = func(vm.Range) error {
 			if rand.IntN(s.pending) == 0 {
@@ -292,8 +316,10 @@ func (s *storm) run(seed uint64) {
 	fo.AfterPin = func(_ int, r vm.Range) {
 		if s.nested && rand.IntN(8) == 0 {
 			// The device changes the address space, and calls the cache.
-			s.operate(rand.New(rand.NewPCG(rand.Uint64(), 0)))
-			_, _ = s.c.Invalidate(r)
+			s.operate(vm.Range{Start: r.Start + uintptr(rand.IntN(int(r.Len()))), End: r.End})
+			if rand.IntN(4) == 0 {
+				_, _ = s.c.Invalidate(r)
+			}
 			if reg, ok := s.c.TryAcquireRange(r, 0); ok {
 				_ = reg.Release()
 			}
@@ -385,6 +411,8 @@ func TestStorm(t *testing.T) {
 		{o: pindown.Options{MaxRegions: 6, MaxBytes: 32 * page, WaitForBudget: true}},
 		{o: pindown.Options{MaxRegions: 6, MaxBytes: 32 * page, WaitForBudget: true, MergeAbove: 1}, faults: 20, pending: 20, nested: true},
 		{o: pindown.Options{MaxRegions: 1 << 16, MaxBytes: 1 << 30}, faults: 30, nested: true},
+		{o: pindown.Options{MaxRegions: 8, MaxBytes: 1 << 30}, late: true, nested: true},
+		{o: pindown.Options{MaxRegions: 1 << 16, MaxBytes: 1 << 30, MergeAbove: 1}, late: true, faults: 50},
 	} {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			s.t = t
