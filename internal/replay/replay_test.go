@@ -592,7 +592,7 @@ func TestBrowser(t *testing.T) {
 }
 
 func BenchmarkReplay(b *testing.B) {
-	for name, p := range map[string]tracetest.Program{"pool": tracetest.Pool, "churn": tracetest.Churn, "collected": tracetest.Collected, "mixed": tracetest.Mixed} {
+	for name, p := range map[string]tracetest.Program{"pool": tracetest.Pool, "churn": tracetest.Churn, "collected": tracetest.Collected, "scan": tracetest.Scan, "mixed": tracetest.Mixed} {
 		b.Run(name, func(b *testing.B) {
 			const n = 1_000_000
 			whole := tracetest.Bytes(b, p, 1, n)

@@ -33,9 +33,13 @@ type stack struct {
 
 	holes []int32 // a heap of slots that have some, the most recent first
 
-	list []*piece
-	free []*piece // to use again
+	list  []*piece
+	free  []*piece   // to use again
+	spare [][]*piece // likewise, of slots
 }
+
+// spareLen is the capacity up to which a slot's list is used again.
+const spareLen = 4
 
 // slot has the pieces of one request, by address.
 type slot struct {
@@ -120,13 +124,7 @@ func (s *stack) put(start, end uint64, n int32, hole bool) {
 		p = new(piece)
 	}
 	*p = piece{start: start, end: end, slot: n, hole: hole}
-	l := s.slots[n].pieces
-	i := len(l)
-	for i > 0 && l[i-1].start > start {
-		i--
-	}
-	s.slots[n].pieces = slices.Insert(l, i, p)
-	s.pieces++
+	s.link(p)
 	if hole {
 		s.pushHole(n)
 	} else {
@@ -136,14 +134,37 @@ func (s *stack) put(start, end uint64, n int32, hole bool) {
 
 // take removes a piece; p is not to be used afterwards.
 func (s *stack) take(p *piece) {
-	x := &s.slots[p.slot]
-	i := slices.Index(x.pieces, p)
-	x.pieces = slices.Delete(x.pieces, i, i+1)
-	s.pieces--
+	s.unlink(p)
 	if !p.hole {
 		s.live.remove(p.start)
 	}
 	s.free = append(s.free, p)
+}
+
+// link puts a piece into its slot's list.
+func (s *stack) link(p *piece) {
+	l := s.slots[p.slot].pieces
+	if k := len(s.spare); l == nil && k > 0 {
+		l, s.spare = s.spare[k-1], s.spare[:k-1]
+	}
+	i := len(l)
+	for i > 0 && l[i-1].start > p.start {
+		i--
+	}
+	s.slots[p.slot].pieces = slices.Insert(l, i, p)
+	s.pieces++
+}
+
+// unlink takes a piece out of its slot's list.
+func (s *stack) unlink(p *piece) {
+	x := &s.slots[p.slot]
+	i := slices.Index(x.pieces, p)
+	x.pieces = slices.Delete(x.pieces, i, i+1)
+	if len(x.pieces) == 0 && cap(x.pieces) <= spareLen {
+		s.spare = append(s.spare, x.pieces)
+		x.pieces = nil
+	}
+	s.pieces--
 }
 
 // overlapping returns the pieces with pages in [start,end), by address. The
@@ -184,17 +205,26 @@ func (s *stack) use(start, end uint64) int64 {
 		return d
 	}
 	at := start
+	var same *piece
 	for _, p := range list {
 		if p.start > at {
 			s.fill(at, p.start, -1)
 		}
 		at = min(p.end, end)
-		s.move(p, max(p.start, start), at)
+		if p.start == start && p.end == at {
+			same = p // which keeps its key
+		}
+		s.move(p, max(p.start, start), at, p == same)
 	}
 	if at < end {
 		s.fill(at, end, -1)
 	}
-	s.put(start, end, top, false)
+	if same != nil {
+		same.end, same.slot = end, top
+		s.link(same)
+	} else {
+		s.put(start, end, top, false)
+	}
 	s.add(top, int64(end-start))
 	return d
 }
@@ -273,11 +303,16 @@ func (s *stack) fill(start, end uint64, slot int32) (filled uint64) {
 }
 
 // move takes the pages [start,end) out of p, for them to become the most
-// recent. Those that filled a hole leave one.
-func (s *stack) move(p *piece, start, end uint64) {
+// recent. Those that filled a hole leave one. If p is wanted it is of just these
+// pages, and isn't in any slot afterwards.
+func (s *stack) move(p *piece, start, end uint64, wanted bool) {
 	n := p.slot
 	filled := s.fill(start, end, n)
-	s.cut(p, start, end)
+	if wanted {
+		s.unlink(p)
+	} else {
+		s.cut(p, start, end)
+	}
 	s.add(n, -int64(end-start-filled))
 	if filled > 0 {
 		s.put(start, start+filled, n, true)
@@ -358,6 +393,10 @@ func (s *stack) compact() {
 		s.weight = make([]int64, size)
 	} else {
 		clear(s.weight)
+	}
+	if cap(s.slots) < size-1 {
+		// Appending would copy it several times until it is full.
+		s.slots = append(make([]slot, 0, size-1), s.slots...)
 	}
 	s.total = 0
 	for i := range s.slots {

@@ -182,35 +182,61 @@ func costModels(ctx context.Context) (_ []replay.Model, err error) {
 	defer func() { err = errors.Join(err, dev.Close()) }()
 	// One measurement may be disturbed.
 	const times = 5
-	var here [times]replay.Model
-	for i := range here {
-		here[i], err = calibrate.Run(ctx, dev, nil)
+	var here []replay.Model
+	for range times {
+		m, err := calibrate.Run(ctx, dev, nil)
 		if errors.Is(err, calibrate.ErrNotSupported) {
 			return models, nil
 		}
 		if err != nil {
 			return nil, err
 		}
+		here = append(here, m)
 	}
+	return append(models, middle(here)), nil
+}
+
+// middle returns a model of the middle of each figure. A figure that some
+// measurements had to assume is that of the others, and is assumed if there are
+// none.
+func middle(here []replay.Model) replay.Model {
 	m := here[0]
-	for _, field := range []func(*replay.Model) *float64{
-		func(m *replay.Model) *float64 { return &m.Register.Call },
-		func(m *replay.Model) *float64 { return &m.Register.Page },
-		func(m *replay.Model) *float64 { return &m.Deregister.Call },
-		func(m *replay.Model) *float64 { return &m.Deregister.Page },
-		func(m *replay.Model) *float64 { return &m.Update.Call },
-		func(m *replay.Model) *float64 { return &m.Update.Page },
-		func(m *replay.Model) *float64 { return &m.Hit },
-		func(m *replay.Model) *float64 { return &m.Touch },
+	measured := slices.DeleteFunc(slices.Clone(here), func(m replay.Model) bool { return m.Assumed != "" })
+	for _, c := range []struct {
+		field func(*replay.Model) *float64
+		of    []replay.Model
+	}{
+		{func(m *replay.Model) *float64 { return &m.Register.Call }, here},
+		{func(m *replay.Model) *float64 { return &m.Register.Page }, here},
+		{func(m *replay.Model) *float64 { return &m.Deregister.Call }, here},
+		{func(m *replay.Model) *float64 { return &m.Deregister.Page }, here},
+		{func(m *replay.Model) *float64 { return &m.Update.Call }, here},
+		{func(m *replay.Model) *float64 { return &m.Update.Page }, here},
+		{func(m *replay.Model) *float64 { return &m.Hit }, here},
+		{func(m *replay.Model) *float64 { return &m.Touch }, measured},
 	} {
 		var v []float64
-		for i := range here {
-			v = append(v, *field(&here[i]))
+		for _, x := range c.of {
+			v = append(v, *c.field(&x))
 		}
-		*field(&m) = median(v)
+		if len(v) > 0 {
+			*c.field(&m) = median(v)
+		}
 	}
-	m.Source = fmt.Sprintf("io_uring fixed buffers, measured on the machine of the figures before they were: of each figure the middle one of %d measurements", times)
-	return append(models, m), nil
+	var sources []string
+	for _, x := range here {
+		if !slices.Contains(sources, x.Source) {
+			sources = append(sources, x.Source)
+		}
+	}
+	m.Source = fmt.Sprintf("of each figure the middle one of %d measurements, made before those of the programs; %s", len(here), strings.Join(sources, "; or "))
+	if len(measured) > 0 {
+		m.Assumed = ""
+	}
+	if n := len(here) - len(measured); n > 0 && len(measured) > 0 {
+		m.Source += fmt.Sprintf(" (in %d of the measurements)", len(measured))
+	}
+	return m
 }
 
 func (o *options) measure(ctx context.Context, w *workloads.Workload) (_ *figures, err error) {

@@ -53,6 +53,29 @@ func TestReplaceFigures(t *testing.T) {
 	}
 }
 
+// TestMiddle: what a measurement had to assume isn't mixed with what others
+// measured, whichever is the first.
+func TestMiddle(t *testing.T) {
+	of := func(touch float64, source, assumed string) replay.Model {
+		return replay.Model{Name: "machine", Register: replay.Cost{Call: touch}, Touch: touch, Source: source, Assumed: assumed}
+	}
+	for _, c := range []struct {
+		here            []replay.Model
+		call, touch     float64
+		source, assumed string
+	}{
+		{[]replay.Model{of(1, "a", ""), of(3, "a", ""), of(2, "a", "")}, 2, 2, "the programs; a", ""},
+		{[]replay.Model{of(400, "a", "touch"), of(3, "a", ""), of(5, "b", "")}, 5, 4, "a; or b (in 2 of the measurements)", ""},
+		{[]replay.Model{of(3, "a", ""), of(400, "a", "touch"), of(400, "a", "touch")}, 400, 3, "the programs; a (in 1 of the measurements)", ""},
+		{[]replay.Model{of(400, "a", "touch"), of(400, "a", "touch"), of(400, "a", "touch")}, 400, 400, "the programs; a", "touch"},
+	} {
+		m := middle(c.here)
+		if m.Register.Call != c.call || m.Touch != c.touch || m.Assumed != c.assumed || !strings.HasSuffix(m.Source, c.source) {
+			t.Errorf("%+v:\n%+v", c.here, m)
+		}
+	}
+}
+
 // TestTables: every program has a row in every table, whatever is missing.
 func TestTables(t *testing.T) {
 	models := replay.Presets()
