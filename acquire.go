@@ -313,6 +313,17 @@ func (c *Cache) miss(ctx context.Context, want Range, access Access, stale *entr
 			c.mu.Unlock()
 			return c.registerPerUse(ctx, want, access, why)
 		}
+		if c.uncovered.has(want) {
+			// Nothing is given up, and nobody waited for, unless it has changed.
+			c.mu.Unlock()
+			if errors.Is(c.opts.Monitor.Cover(c.round(want)), monitor.ErrUncovered) {
+				return c.registerPerUse(ctx, want, access, PerUseUncovered)
+			}
+			c.lock()
+			c.uncovered.drop(want)
+			c.mu.Unlock()
+			continue
+		}
 		if f := c.overlappingFlight(set, want); f != nil {
 			done := f.landed()
 			c.mu.Unlock()
@@ -436,6 +447,9 @@ func (c *Cache) registerReserved(ctx context.Context, f *flight, union Access) (
 		if e == nil {
 			c.lock()
 			c.unreserve(f.target)
+			if why == PerUseUncovered {
+				c.uncovered.add(c.round(f.want))
+			}
 			c.mu.Unlock()
 			c.letGo()
 			f.perUse = why

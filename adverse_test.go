@@ -183,3 +183,41 @@ func TestReplayMergesAlike(t *testing.T) {
 		check(t, name, constant(t, "internal/replay/sim.go", name), constant(t, "merge.go", name))
 	}
 }
+
+// TestUncoveredEvictsNothing: what can't be cached doesn't push out, again and
+// again, what is.
+func TestUncoveredEvictsNothing(t *testing.T) {
+	const regions, turns = 8, 20
+	r := newInjected(t, pages(), &pindown.Options{MaxBytes: 4 * regions * page, MergeBytes: -1}, nil)
+	big := vm.RangeOf(r.buf(200*page, 3*regions*page))
+	r.fake.SetCover(func(rng vm.Range) error {
+		if rng.Overlaps(big) {
+			return monitor.ErrUncovered
+		}
+		return nil
+	})
+	for range turns {
+		for i := range regions {
+			r.use(t, r.buf(8*i*page, 4*page), 0)
+		}
+		reg, err := r.AcquireRange(t.Context(), big, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		check(t, "cached", reg.Cached(), false)
+		release(t, &reg)
+	}
+	s := r.Stats()
+	check(t, "per use", s.PerUse[pindown.PerUseUncovered], turns)
+	if n := s.TotalEvictions(); n > regions {
+		t.Errorf("%d evictions in %d turns", n, turns)
+	}
+	// It is cached as soon as that is possible.
+	r.fake.SetCover(nil)
+	reg, err := r.AcquireRange(t.Context(), big, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(t, "cached", reg.Cached(), true)
+	release(t, &reg)
+}

@@ -80,6 +80,7 @@ type Cache struct {
 	budget     chan struct{} // closed when budget frees and somebody waits
 	evict      evictor
 	merging    merging
+	uncovered  rangeRing // what the monitor refused
 
 	// Of update.go, expose.go.
 	moved    map[*entry]*entry   // from an alias to who has its registration

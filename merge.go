@@ -2,6 +2,7 @@ package pindown
 
 import (
 	"context"
+	"slices"
 
 	"github.com/pindown/pindown/epoch"
 )
@@ -56,6 +57,34 @@ type placeRing struct {
 func (p *placeRing) add(x place) {
 	p.list[p.next] = x
 	p.next = (p.next + 1) % len(p.list)
+}
+
+// rangeRing remembers the last few ranges.
+type rangeRing struct {
+	list []Range
+	next int
+}
+
+func (p *rangeRing) add(r Range) {
+	switch {
+	case p.has(r):
+	case len(p.list) < rememberedMerges:
+		p.list = append(p.list, r)
+	default:
+		p.list[p.next] = r
+		p.next = (p.next + 1) % len(p.list)
+	}
+}
+
+// has reports whether one of them overlaps r.
+func (p *rangeRing) has(r Range) bool {
+	return slices.ContainsFunc(p.list, r.Overlaps)
+}
+
+// drop forgets those that overlap r.
+func (p *rangeRing) drop(r Range) {
+	p.list = slices.DeleteFunc(p.list, r.Overlaps)
+	p.next = 0
 }
 
 // merging is what the cache remembers of earlier merges. It is guarded by mu.
