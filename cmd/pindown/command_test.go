@@ -2,7 +2,9 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -10,11 +12,13 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 
+	"github.com/pindown/pindown/device"
 	"github.com/pindown/pindown/epoch"
 	"github.com/pindown/pindown/internal/demo"
 	"github.com/pindown/pindown/internal/doctor"
@@ -141,7 +145,7 @@ func TestVersion(t *testing.T) {
 	want := map[string]any{
 		"go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH,
 		"epoch_layout": float64(epoch.Version), "epoch_features": []any{"base", "hit-check"},
-		"monitors": []any{"bpf", "uffd", "manual"}, "devices": []any{"iouring"},
+		"monitors": []any{"bpf", "uffd", "manual"}, "devices": []any{"iouring", "verbs"},
 	}
 	if diff := cmp.Diff(want, m); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
@@ -266,7 +270,7 @@ func TestDemoJSON(t *testing.T) {
 	}
 }
 
-// Control-C ends the demo, with a word and nothing else.
+// Control-C ends the demo, which shows what it did until then.
 func TestInterrupt(t *testing.T) {
 	if !offers["io_uring"]() {
 		if os.Getenv("CI") == "true" {
@@ -282,18 +286,53 @@ func TestInterrupt(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for { // until it is at work
-		if fi, err := os.Stat(path); err == nil && fi.Size() > 0 {
-			break
-		}
-		runtime.Gosched()
+	// The warm-up doesn't write so many blocks; what comes then counts.
+	const at = 200 * demo.DefaultBuffer
+	for begun := false; !begun; runtime.Gosched() {
+		b, err := os.ReadFile(path)
+		begun = err == nil && len(b) > at+os.Getpagesize() && bytes.ContainsFunc(b[at:at+os.Getpagesize()], func(r rune) bool { return r != 0 })
 	}
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {
 		t.Error(err)
 	}
 	err := cmd.Wait()
-	if code := cmd.ProcessState.ExitCode(); code != exitFailed || errs.String() != "pindown: interrupted\n" || out.Len() > 0 {
+	if code := cmd.ProcessState.ExitCode(); code != exitSignal+int(syscall.SIGINT) || errs.String() != "pindown: interrupted\n" || !strings.HasPrefix(out.String(), "Interrupted. Until then, of 100000000 blocks") {
 		t.Errorf("%v: exit code %d, %q, %q", err, code, errs.String(), out.String())
+	}
+}
+
+// A signal is the exit code where it is why a command ends, and only there.
+func TestSignalled(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	if err := signalled(ctx, context.Canceled); exitCode(err) != exitFailed {
+		t.Errorf("without a signal: %v", err)
+	}
+	cancel(signalError(syscall.SIGTERM))
+	for err, want := range map[error]int{
+		nil: exitOK, io.EOF: exitFailed, usageError{io.EOF}: exitUsage, exitError(7): 7,
+		context.Canceled: 143, fmt.Errorf("run: %w", context.Canceled): 143,
+	} {
+		if got := exitCode(signalled(ctx, err)); got != want {
+			t.Errorf("%v: exit code %d, want %d", err, got, want)
+		}
+	}
+	for sig, want := range map[syscall.Signal]string{syscall.SIGINT: "interrupted", syscall.SIGTERM: "terminated"} {
+		if got := message(signalError(sig)); got != want {
+			t.Errorf("%v: %q, want %q", sig, got, want)
+		}
+	}
+}
+
+// What is too small a limit says what helps, whoever found it.
+func TestMemlockHint(t *testing.T) {
+	for err, want := range map[error]string{
+		fmt.Errorf("buffers: %w", demo.ErrMemlock):                           "buffers: RLIMIT_MEMLOCK is too small; raise RLIMIT_MEMLOCK (ulimit -l",
+		fmt.Errorf("%w: ring: %w", demo.ErrNotSupported, device.ErrNoMemory): "not supported here: ring: device: no memory to pin; raise RLIMIT_MEMLOCK (ulimit -l",
+		fmt.Errorf("register: %w", device.ErrNoMemory):                       "register: device: no memory to pin; raise RLIMIT_MEMLOCK (ulimit -l",
+	} {
+		if got := message(err); !strings.HasPrefix(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
 	}
 }
 

@@ -44,7 +44,8 @@ I/O, in total, per block, and relative to per-use; time for giving a buffer othe
 pages. Times are those of the middle half of the batches, so that what else the
 machine does decides less; JSON has the plain sum as wall_seconds.
 
-It fails if a block is wrong in any mode but no-monitor.`,
+It fails if a block is wrong in any mode but no-monitor. ^C ends it early; what was
+written until then is shown.`,
 		Example: `  pindown demo
   pindown demo --churn dontneed --rounds 20000
   pindown demo --churn none --buffer 64K --file /mnt/nvme/scratch
@@ -108,10 +109,13 @@ func (o *demoOptions) run(cmd *cobra.Command) error {
 			bar.line(fmt.Sprintf("demo: %d %% of the blocks", 100*int64(done)/int64(total)))
 		}
 	}
-	res, err := demo.Run(cmd.Context(), &o.demo)
-	bar.line("")
-	if err != nil {
+	if err := o.monitorThere(cmd.Context()); err != nil {
 		return err
+	}
+	res, early := demo.Run(cmd.Context(), &o.demo)
+	bar.line("")
+	if res == nil {
+		return early
 	}
 	write := res.WriteText
 	if o.json {
@@ -123,11 +127,23 @@ func (o *demoOptions) run(cmd *cobra.Command) error {
 	if err := res.Failure(); err != nil {
 		return err
 	}
-	if o.monitor != "auto" && o.monitor != "none" && res.Monitor == "none" {
-		// Who asks for one by name doesn't want the demo without it.
-		return fmt.Errorf("%w: --monitor %s: %s", demo.ErrNotSupported, o.monitor, res.Reason)
+	return early
+}
+
+// monitorThere looks whether there is the monitor that was asked for by name: who
+// does that doesn't want the demo without it.
+func (o *demoOptions) monitorThere(ctx context.Context) error {
+	if o.monitor == "auto" || o.monitor == "none" {
+		return nil
 	}
-	return nil
+	m, why := tryMonitors(ctx, monitorOpeners(o.monitor))
+	if err := ctx.Err(); m == nil && err != nil {
+		return err
+	}
+	if m == nil {
+		return fmt.Errorf("%w: --monitor %s: %s", demo.ErrNotSupported, o.monitor, why)
+	}
+	return m.Close()
 }
 
 // monitorNames returns what --monitor takes: a monitor with several modes is

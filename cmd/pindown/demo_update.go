@@ -33,7 +33,7 @@ into a fixed buffer: there a key is the buffer's index, and an error what a requ
 gets that carries an index of before.
 
 It fails if a write is lost under any policy but none, or if an update changes a key
-or causes an error.`,
+or causes an error. ^C ends it early; what was found until then is shown.`,
 		Example: `  pindown demo update
   pindown demo update --replacements 2000 --pages 16
   pindown demo update --json | jq '.policies[] | {name, lost, key_changes}'`,
@@ -61,9 +61,9 @@ func runDemoUpdate(cmd *cobra.Command, o *update.Options, json bool) error {
 	if err := o.Validate(); err != nil {
 		return badOptions(err, update.ErrOptions)
 	}
-	res, err := update.Run(cmd.Context(), o)
-	if err != nil {
-		return err
+	res, early := update.Run(cmd.Context(), o)
+	if res == nil {
+		return early
 	}
 	write := res.WriteText
 	if json {
@@ -72,5 +72,8 @@ func runDemoUpdate(cmd *cobra.Command, o *update.Options, json bool) error {
 	if err := write(cmd.OutOrStdout()); err != nil {
 		return fmt.Errorf("write result: %w", err)
 	}
-	return res.Failure()
+	if err := res.Failure(); err != nil {
+		return err
+	}
+	return early
 }

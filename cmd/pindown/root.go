@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -29,6 +28,8 @@ const (
 	exitFailed      = 1
 	exitUsage       = 2
 	exitUnsupported = 3
+	// exitSignal and its number: a signal.
+	exitSignal = 128
 )
 
 // usageError marks an error as the caller's, for exit code 2.
@@ -47,7 +48,8 @@ func NewRootCommand() *cobra.Command {
 entries are never stale, whatever the process does to its address space. This
 command shows what that is about, and what of it works on this machine.
 
-Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 not supported on this machine.`,
+Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 not supported on this machine, 128
+and the number of a signal that ended it.`,
 		Example: `  pindown demo                  # stale registrations, and none, on a real file
   pindown doctor                # what works here, and what is missing
   pindown profile -- ./server   # what a program's memory operations do to registrations
@@ -63,8 +65,24 @@ Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 not supported on this machine.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w\nRun '%s --help' for usage", err, cmd.CommandPath())}
 	})
+	root.Version = versionLine()
+	root.SetVersionTemplate("{{.Version}}")
 	root.AddCommand(newBenchCommand(), newDemoCommand(), newDoctorCommand(), newProfileCommand(), newRecordCommand(), newReplayCommand(), newVersionCommand())
+	root.InitDefaultHelpCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "help" {
+			c.Args = helpTopic
+		}
+	}
 	return root
+}
+
+// helpTopic makes what help knows nothing of a usage error.
+func helpTopic(cmd *cobra.Command, args []string) error {
+	if c, rest, err := cmd.Root().Find(args); err != nil || len(rest) > 0 {
+		return usageError{fmt.Errorf("%s: no command %q\nRun '%s --help' for usage", c.CommandPath(), strings.Join(rest, " "), c.CommandPath())}
+	}
+	return nil
 }
 
 // usageArgs makes the errors of a check of arguments usage errors.
@@ -82,6 +100,7 @@ func exitCode(err error) int {
 	_, usage := errors.AsType[usageError](err)
 	program, ran := errors.AsType[exitError](err)
 	start, failed := errors.AsType[startError](err)
+	sig, caught := errors.AsType[signalError](err)
 	switch {
 	case err == nil:
 		return exitOK
@@ -89,6 +108,8 @@ func exitCode(err error) int {
 		return int(program)
 	case failed:
 		return start.code
+	case caught:
+		return exitSignal + int(sig)
 	case usage, errors.Is(err, demo.ErrOptions):
 		return exitUsage
 	case errors.Is(err, demo.ErrNotSupported), errors.Is(err, profile.ErrNotSupported), errors.Is(err, errNoMonitor), errors.Is(err, bench.ErrNotCached):
@@ -98,14 +119,22 @@ func exitCode(err error) int {
 	}
 }
 
+// memlockHint is what helps against too small a limit.
+const memlockHint = "raise RLIMIT_MEMLOCK (ulimit -l, LimitMEMLOCK= of a unit), or run with CAP_IPC_LOCK"
+
 // message is what the user reads about an error; nothing if the program that was run has said it all.
-func message(ctx context.Context, err error) string {
+func message(err error) string {
 	if program, ran := errors.AsType[exitError](err); err == nil || ran && err.Error() == program.Error() {
 		return ""
 	}
-	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
-		return "interrupted"
+	s := reason(err)
+	if errors.Is(err, demo.ErrMemlock) || errors.Is(err, device.ErrNoMemory) {
+		s += "; " + memlockHint
 	}
+	return s
+}
+
+func reason(err error) string {
 	s := err.Error()
 	switch {
 	case errors.Is(err, demo.ErrOptions):
@@ -117,7 +146,9 @@ func message(ctx context.Context, err error) string {
 	case errors.Is(err, profile.ErrNotSupported):
 		return "not supported here: " + strings.ReplaceAll(s, profile.ErrNotSupported.Error()+": ", "")
 	case errors.Is(err, demo.ErrNotOurs):
-		return s + "; --force overwrites it"
+		return strings.ReplaceAll(s, demo.ErrNotOurs.Error(), "file exists, and not from an earlier demo; --force overwrites it")
+	case errors.Is(err, demo.ErrMemlock):
+		return strings.ReplaceAll(s, demo.ErrMemlock.Error(), "RLIMIT_MEMLOCK is too small")
 	}
 	return s
 }
@@ -129,6 +160,7 @@ func jsonFlag(f *pflag.FlagSet, to *bool) {
 
 func writeJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
 	return e.Encode(v)
 }

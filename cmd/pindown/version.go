@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"io"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -37,7 +38,7 @@ func newVersionInfo() versionInfo {
 	v := versionInfo{
 		Version: version, Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH,
 		EpochLayout: epoch.Version, EpochFeatures: []string{"base", "hit-check"},
-		Devices: []string{"iouring"},
+		Devices: []string{"iouring", "verbs"},
 	}
 	for _, o := range auto.Openers() {
 		if !slices.Contains(v.Monitors, o.Name) {
@@ -62,6 +63,12 @@ func newVersionInfo() versionInfo {
 	return v
 }
 
+// versionLine is what "version" and --version write.
+func versionLine() string {
+	v := newVersionInfo()
+	return fmt.Sprintf("pindown %s %s %s/%s, epoch table layout %d\n", v.Version, v.Go, v.OS, v.Arch, v.EpochLayout)
+}
+
 func newVersionCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -69,11 +76,11 @@ func newVersionCommand() *cobra.Command {
 		Short: "Print versions of the module, Go and the epoch table's layout",
 		Args:  usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			v, w := newVersionInfo(), cmd.OutOrStdout()
+			w := cmd.OutOrStdout()
 			if asJSON {
-				return writeJSON(w, v)
+				return writeJSON(w, newVersionInfo())
 			}
-			_, err := fmt.Fprintf(w, "pindown %s %s %s/%s, epoch table layout %d\n", v.Version, v.Go, v.OS, v.Arch, v.EpochLayout)
+			_, err := io.WriteString(w, versionLine())
 			return err
 		},
 	}

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -247,8 +248,8 @@ func TestPoolFitsTheLimit(t *testing.T) {
 		r := run{opts: (&Options{Buffer: c.size, Rounds: 100_000}).withDefaults()}
 		err := r.size(device.Limits{MaxPinnedBytes: c.limit})
 		if c.want == 0 {
-			if !errors.Is(err, ErrOptions) {
-				t.Errorf("limit %d, size %d: %v, want %v", c.limit, c.size, err, ErrOptions)
+			if !errors.Is(err, ErrMemlock) {
+				t.Errorf("limit %d, size %d: %v, want %v", c.limit, c.size, err, ErrMemlock)
 			}
 			continue
 		}
@@ -265,7 +266,7 @@ func TestInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	calls := 0
-	_, err := Run(ctx, &Options{Rounds: 100_000, Monitor: blind, Progress: func(int, int) { calls++; cancel() }})
+	r, err := Run(ctx, &Options{Rounds: 100_000, Monitor: blind, Progress: func(int, int) { calls++; cancel() }})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v, want %v", err, context.Canceled)
 	}
@@ -274,6 +275,81 @@ func TestInterrupted(t *testing.T) {
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("left %v, %v", left, err)
+	}
+	// One window of the first mode was written, and counts.
+	naive := r.Mode(NoMonitor)
+	if !r.Interrupted || naive.Blocks == 0 || naive.WrongBlocks == 0 || naive.WrongBlocks > naive.Blocks || r.Mode(PerUse).Blocks > 0 {
+		t.Errorf("%+v", naive)
+	}
+	text := textOf(t, r)
+	for _, want := range []string{"Interrupted. Until then, of 100000 blocks", "of the blocks in the file are wrong", "With pindown nothing was written."} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in:\n%s", want, text)
+		}
+	}
+	ctx, cancel = context.WithCancel(t.Context())
+	cancel()
+	if r, err := Run(ctx, &Options{Monitor: blind}); r != nil || !errors.Is(err, context.Canceled) {
+		t.Errorf("before anything: %+v, %v", r, err)
+	}
+}
+
+// What is interrupted in the middle of a window is read back up to there.
+func TestInterruptedWindow(t *testing.T) {
+	needRing(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var left atomic.Int64
+	left.Store(500)
+	r, err := Run(asked{ctx, &left, cancel}, &Options{Rounds: 100_000, Monitor: blind})
+	if !errors.Is(err, context.Canceled) || r == nil {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	var blocks uint64
+	for _, m := range r.Modes {
+		blocks += m.Blocks
+		if m.WrongBlocks > m.Blocks || (m.Name == PerUse || m.Name == Unregistered) && m.WrongBlocks > 0 {
+			t.Errorf("%+v", m)
+		}
+	}
+	if window := uint64(windowBytes / DefaultBuffer); blocks == 0 || blocks%window == 0 {
+		t.Errorf("%d blocks", blocks)
+	}
+}
+
+// asked is a context that ends when it has been asked so often.
+type asked struct {
+	context.Context
+
+	left   *atomic.Int64
+	cancel func()
+}
+
+func (a asked) Err() error {
+	if a.left.Add(-1) == 0 {
+		a.cancel()
+	}
+	return a.Context.Err()
+}
+
+// Words for few blocks are right too.
+func TestFewBlocks(t *testing.T) {
+	needRing(t)
+	r := mustRun(t, &Options{Rounds: 1, Monitor: blind})
+	if text := textOf(t, r); !strings.HasPrefix(text, "1 block of ") || !strings.Contains(text, "No buffer changed its pages") {
+		t.Errorf("%s", text)
+	}
+	r = &Result{}
+	var totals [modeEnd]Totals
+	totals[NoMonitor] = Totals{Blocks: 3, Changes: 1}
+	totals[Pindown] = Totals{Blocks: 3, WrongBlocks: 1}
+	r.conclude(totals)
+	if text := textOf(t, r); !strings.Contains(text, "more blocks would show") || !strings.Contains(text, "PINDOWN WROTE 1 WRONG BLOCK with") {
+		t.Errorf("%s", text)
+	}
+	r.Modes[0].exposed = 1
+	if text := textOf(t, r); !strings.Contains(text, "although 1 block came from") {
+		t.Errorf("%s", text)
 	}
 }
 

@@ -52,6 +52,8 @@ var (
 	ErrOptions = errors.New("demo: bad options")
 	// ErrNotSupported: there is no device to demonstrate with.
 	ErrNotSupported = errors.New("demo: not supported here")
+	// ErrMemlock: RLIMIT_MEMLOCK is too small for buffers of this size.
+	ErrMemlock = errors.New("demo: RLIMIT_MEMLOCK is too small")
 	// ErrNotOurs: the file exists and wasn't made by a demo.
 	ErrNotOurs = errors.New("demo: file exists, and not from an earlier demo")
 )

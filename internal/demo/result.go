@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/pindown/pindown/internal/plural"
 )
 
 // Mode is a way to register buffers.
@@ -57,6 +59,8 @@ type Result struct {
 	Reason  string `json:"reason,omitempty"`
 	// Rounds is the number of blocks written in each mode.
 	Rounds int `json:"rounds"`
+	// Interrupted says that the run was, and the modes wrote fewer.
+	Interrupted bool `json:"interrupted,omitempty"`
 	// Modes are the figures in the order of [Modes].
 	Modes []Totals `json:"modes"`
 
@@ -96,7 +100,8 @@ type Totals struct {
 	// else the machine does decides less. WallSeconds is the plain sum.
 	Seconds     float64 `json:"seconds"`
 	WallSeconds float64 `json:"wall_seconds"`
-	// RatioToPerUse is Seconds by those of the mode "per-use".
+	// RatioToPerUse is the time of a block by that in the mode "per-use"; zero
+	// if nothing was written there.
 	RatioToPerUse float64 `json:"ratio_to_per_use"`
 	// Changes is how often a buffer was given other pages, and ChangeSeconds
 	// the time of one such change, the monitor's share included, taken like
@@ -105,6 +110,7 @@ type Totals struct {
 	ChangeSeconds float64 `json:"change_seconds"`
 
 	times, vmTimes times
+	exposed        uint64 // blocks from buffers whose pages had changed after an earlier one
 }
 
 // conclude turns what was summed up into the result.
@@ -151,6 +157,7 @@ func (r *Result) Failure() error {
 // WriteJSON writes the result as one JSON object.
 func (r *Result) WriteJSON(w io.Writer) error {
 	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
 	return e.Encode(r)
 }
@@ -159,18 +166,27 @@ func (r *Result) WriteJSON(w io.Writer) error {
 // happened.
 func (r *Result) WriteText(w io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d blocks of %s in each mode, from %d buffers, churn %s\n", r.Rounds, FormatSize(uint64(r.Buffer)), r.Buffers, r.Churn)
+	if r.Interrupted {
+		b.WriteString("Interrupted. Until then, of ")
+	}
+	fmt.Fprintf(&b, "%s of %s in each mode, from %s, churn %s\n",
+		plural.Of(r.Rounds, "block"), FormatSize(uint64(r.Buffer)), plural.Of(r.Buffers, "buffer"), r.Churn)
 	fmt.Fprintf(&b, "device %s, monitor %s; %s, %s, %s\n\n", r.Device, r.Monitor, r.File, r.FileSystem, r.io)
 	tw := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(tw, "mode\tblocks\twrong\thits\tmisses\tinvalidated\tregistered\ttime\tper block\tto per-use\tper change\t")
 	for _, t := range r.Modes {
-		vm := "-"
+		vm, each, ratio := "-", "-", "-"
 		if t.Changes > 0 {
 			vm = micros(t.ChangeSeconds)
 		}
-		fmt.Fprintf(tw, "%v\t%d\t%d\t%d\t%d\t%d\t%d\t%.3f s\t%s\t%.2f\t%s\t\n",
-			t.Name, t.Blocks, t.WrongBlocks, t.Hits, t.Misses, t.Invalidations, t.Registrations,
-			t.Seconds, micros(t.Seconds/float64(max(t.Blocks, 1))), t.RatioToPerUse, vm)
+		if t.Blocks > 0 {
+			each = micros(t.Seconds / float64(t.Blocks))
+		}
+		if t.RatioToPerUse > 0 {
+			ratio = fmt.Sprintf("%.2f", t.RatioToPerUse)
+		}
+		fmt.Fprintf(tw, "%v\t%d\t%d\t%d\t%d\t%d\t%d\t%.3f s\t%s\t%s\t%s\t\n",
+			t.Name, t.Blocks, t.WrongBlocks, t.Hits, t.Misses, t.Invalidations, t.Registrations, t.Seconds, each, ratio, vm)
 	}
 	if err := tw.Flush(); err != nil {
 		return err
@@ -200,10 +216,14 @@ func (r *Result) aboutNoMonitor() string {
 			what += ", each wrong block holding what an earlier one held"
 		}
 		return fmt.Sprintf("Without a monitor, %s of the blocks in the file are wrong and no call returned an error: the cache %s.", percent(t.WrongBlocks, t.Blocks), what)
+	case t.Blocks == 0:
+		return "Without a monitor nothing was written."
 	case t.Changes == 0:
 		return "No buffer changed its pages, so that even a cache without a monitor wrote every block right."
+	case t.exposed == 0:
+		return "No buffer was written from again after its pages had changed, so that even a cache without a monitor wrote every block right: more blocks would show the difference."
 	default:
-		return fmt.Sprintf("Without a monitor no block is wrong, although buffers were given other pages %d times: this wasn't expected.", t.Changes)
+		return fmt.Sprintf("Without a monitor no block is wrong, although %s came from buffers that had been given other pages: this wasn't expected.", plural.Of(t.exposed, "block"))
 	}
 }
 
@@ -222,7 +242,9 @@ func (r *Result) aboutPindown() string {
 	slices.Sort(causes)
 	switch {
 	case t.WrongBlocks > 0:
-		return fmt.Sprintf("PINDOWN WROTE %d WRONG BLOCKS with monitor %s: this must never happen, please report it.", t.WrongBlocks, r.Monitor)
+		return fmt.Sprintf("PINDOWN WROTE %s with monitor %s: this must never happen, please report it.", plural.Of(t.WrongBlocks, "WRONG BLOCK"), r.Monitor)
+	case t.Blocks == 0:
+		return "With pindown nothing was written."
 	case r.Monitor == "none":
 		return fmt.Sprintf("pindown found no monitor that it can trust (%s), so it registered for each use: no wrong block, and no gain.", strings.TrimPrefix(r.Reason, "no usable monitor: "))
 	case r.Reason != "":
@@ -235,7 +257,7 @@ func (r *Result) aboutPindown() string {
 		s += fmt.Sprintf(" (of these for one use only: %s)", strings.Join(causes, ", "))
 	}
 	switch {
-	case t.Blocks < fewBlocks:
+	case min(t.Blocks, r.Mode(PerUse).Blocks) < fewBlocks:
 		s += "; these are too few blocks to compare times"
 	case t.RatioToPerUse < 1:
 		s += fmt.Sprintf(", in %.2f of the time of registering per use", t.RatioToPerUse)

@@ -44,11 +44,12 @@ type run struct {
 }
 
 // Run carries out the demonstration. It stops early, with the context's error,
-// when ctx ends; whatever was opened or mapped is given back before it returns.
+// when ctx ends, and then returns what it found until then, or nil if that is
+// nothing; whatever was opened or mapped is given back before it returns.
 // A Result with wrong blocks isn't an error: see [Result.Failure].
 //
-// Errors: ErrOptions, ErrNotSupported, ErrNotOurs, and those of the file and
-// the device.
+// Errors: ErrOptions, ErrNotSupported, ErrNotOurs, ErrMemlock, and those of the
+// file and the device.
 func Run(ctx context.Context, o *Options) (_ *Result, err error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
@@ -83,10 +84,13 @@ func Run(ctx context.Context, o *Options) (_ *Result, err error) {
 	r.ids = make([]blockID, r.window*r.buffers)
 	totals, err := r.modes(ctx)
 	if err != nil {
-		return nil, err
+		if r.done == 0 || ctx.Err() == nil || !errors.Is(err, ctx.Err()) {
+			return nil, err
+		}
+		r.res.Interrupted = true
 	}
 	r.res.conclude(totals)
-	return r.res, nil
+	return r.res, err
 }
 
 // batchBytes is what one write of each buffer takes in the file.
@@ -102,8 +106,8 @@ func (r *run) size(lim device.Limits) error {
 		n = min(n, lim.MaxPinnedBytes/4/size)
 	}
 	if n == 0 {
-		return fmt.Errorf("%w: buffers of %s need a limit on locked memory of %s, and RLIMIT_MEMLOCK is %s",
-			ErrOptions, FormatSize(size), FormatSize(4*size), FormatSize(lim.MaxPinnedBytes))
+		return fmt.Errorf("buffers of %s need %s of locked memory, and this process gets %s: %w",
+			FormatSize(size), FormatSize(4*size), FormatSize(lim.MaxPinnedBytes), ErrMemlock)
 	}
 	r.buffers = int(n)
 	r.window = int(max(1, min(windowBytes/r.batchBytes(), int64(r.opts.Rounds/r.buffers+1))))
@@ -142,38 +146,53 @@ func (r *run) slice(ctx context.Context, m Mode, seed uint64, blocks int, warm b
 			err = errors.Join(err, fmt.Errorf("mode %v: %w", m, cerr))
 		}
 	}()
-	for first := true; blocks > 0; {
+	for blocks > 0 {
 		ids := r.ids[:min(len(r.ids), blocks)]
 		for i := range ids {
 			ids[i] = newBlockID(m, warm, r.blocks[m])
 			r.blocks[m]++
 		}
-		off := r.file.header
-		for batch := range slices.Chunk(ids, r.buffers) {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			if !first {
-				if err := s.churn(); err != nil {
-					return fmt.Errorf("mode %v: %w", m, err)
-				}
-			}
-			first = false
-			if err := s.batch(ctx, off, batch); err != nil {
-				return fmt.Errorf("mode %v, block %d: %w", m, batch[0].number(), err)
-			}
-			off += r.batchBytes()
-		}
-		if err := r.verify(ids, totals); err != nil {
+		n, err := r.fill(ctx, s, ids)
+		if err != nil && ctx.Err() == nil {
 			return err
 		}
-		blocks -= len(ids)
+		// What was written before an interruption counts.
+		if err := errors.Join(err, r.verify(ids[:n], totals)); err != nil {
+			if !warm {
+				r.done += n
+			}
+			return err
+		}
+		blocks -= n
 		if !warm {
-			r.done += len(ids)
+			r.done += n
 			r.opts.Progress(r.done, r.opts.Rounds*len(Modes()))
 		}
 	}
 	return nil
+}
+
+// fill writes a window of blocks, in batches, and returns how many it has
+// written.
+func (r *run) fill(ctx context.Context, s *session, ids []blockID) (n int, err error) {
+	off := r.file.header
+	for batch := range slices.Chunk(ids, r.buffers) {
+		if err := ctx.Err(); err != nil {
+			return n, err
+		}
+		if s.begun {
+			if err := s.churn(); err != nil {
+				return n, fmt.Errorf("mode %v: %w", s.mode, err)
+			}
+		}
+		s.begun = true
+		if err := s.batch(ctx, off, batch); err != nil {
+			return n, fmt.Errorf("mode %v, block %d: %w", s.mode, batch[0].number(), err)
+		}
+		off += r.batchBytes()
+		n += len(batch)
+	}
+	return n, nil
 }
 
 // verify reads the blocks back, by plain reads into other memory, and compares

@@ -37,9 +37,12 @@ type session struct {
 	rng  *rand.Rand
 	how  Churn
 
-	done   []iouring.Completion
-	victim []int // scratch: which buffers churn
-	totals *Totals
+	done    []iouring.Completion
+	victim  []int  // scratch: which buffers churn
+	used    []bool // by buffer: it was written from
+	changed []bool // by buffer: its pages changed after it was
+	begun   bool
+	totals  *Totals
 }
 
 // openSession opens everything that a slice needs. Nothing here is timed.
@@ -48,7 +51,7 @@ func openSession(r *run, m Mode, seed uint64, totals *Totals) (_ *session, err e
 		mode: m, dev: r.dev, file: r.file, how: r.opts.Churn, totals: totals,
 		rng:    rand.New(rand.NewPCG(r.opts.Seed, seed)),
 		done:   make([]iouring.Completion, r.buffers),
-		victim: make([]int, r.buffers),
+		victim: make([]int, r.buffers), used: make([]bool, r.buffers), changed: make([]bool, r.buffers),
 	}
 	defer func() {
 		if err != nil {
@@ -111,6 +114,7 @@ func (s *session) churn() error {
 		if err := s.pool.renew(i, s.how, s.rng); err != nil {
 			return fmt.Errorf("churn buffer %d: %w", i, err)
 		}
+		s.changed[i] = s.used[i]
 	}
 	s.totals.Changes += uint64(changed)
 	s.totals.vmTimes.add(time.Since(start), changed)
@@ -129,9 +133,18 @@ func (s *session) batch(ctx context.Context, off int64, ids []blockID) error {
 	for i := range ids {
 		err = errors.Join(err, s.reg.release(i))
 	}
+	if err != nil {
+		return err
+	}
 	s.totals.times.add(time.Since(start), len(ids))
 	s.totals.Blocks += uint64(len(ids))
-	return err
+	for i := range ids {
+		s.used[i] = true
+		if s.changed[i] {
+			s.totals.exposed++
+		}
+	}
+	return nil
 }
 
 func (s *session) transfer(ctx context.Context, off int64, n int) error {

@@ -27,16 +27,18 @@ func local(ctx context.Context, o *Options) (Local, error) {
 	if err != nil {
 		return Local{}, err
 	}
-	res := Local{Device: probe.Name()}
+	res := Local{Device: probe.Name(), Policies: []LocalTotals{}}
 	if err := probe.Close(); err != nil {
 		return Local{}, err
 	}
 	for p := None; p < policyEnd; p++ {
 		t, err := localPolicy(ctx, o, p)
-		if err != nil {
-			return Local{}, fmt.Errorf("policy %v: %w", p, err)
+		if err == nil || t.Reads > 0 {
+			res.Policies = append(res.Policies, t)
 		}
-		res.Policies = append(res.Policies, t)
+		if err != nil {
+			return res, fmt.Errorf("policy %v: %w", p, err)
+		}
 	}
 	return res, nil
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"text/tabwriter"
+
+	"github.com/pindown/pindown/internal/plural"
 )
 
 // Result is what a run found.
@@ -16,6 +18,9 @@ type Result struct {
 	Replacements int    `json:"replacements"`
 	Pages        int    `json:"pages"`
 	Seed         uint64 `json:"seed"`
+	// Interrupted says that the run was: the last policy there is was replaced
+	// less often, and others are missing.
+	Interrupted bool `json:"interrupted,omitempty"`
 	// Policies are the figures, in the order of [Policy].
 	Policies []Totals `json:"policies"`
 	// Local is the half on an io_uring.
@@ -92,6 +97,7 @@ func (r *Result) Failure() error {
 // WriteJSON writes the result as one object, indented.
 func (r *Result) WriteJSON(w io.Writer) error {
 	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
 	return enc.Encode(r)
 }
@@ -99,7 +105,11 @@ func (r *Result) WriteJSON(w io.Writer) error {
 // WriteText writes the result for people.
 func (r *Result) WriteText(w io.Writer) error {
 	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(w, "A peer writes to %d pages, which their owner replaces %d times (%s):\n\n", r.Pages, r.Replacements, r.Device)
+	if r.Interrupted {
+		fmt.Fprintln(w, "Interrupted. This is what was found until then.")
+	}
+	fmt.Fprintf(w, "A peer writes to %s, which their owner replaces %s (%s):\n\n",
+		plural.Of(r.Pages, "page"), plural.Of(r.Replacements, "time"), r.Device)
 	fmt.Fprintln(tw, "policy\tpeer writes\tlost\terrors\tkey changes\tregistrations\t")
 	for _, t := range r.Policies {
 		fmt.Fprintf(tw, "%v\t%d\t%d\t%d\t%d\t%d\t\n", t.Name, t.PeerWrites, t.Lost, t.Errors, t.KeyChanges, t.Registrations)

@@ -21,7 +21,9 @@ import (
 // the pages again.
 const writesBetween = 20
 
-// Run makes the demonstration. Nil options are the defaults.
+// Run makes the demonstration. Nil options are the defaults. When ctx ends it
+// stops with the context's error, and returns what it found until then, or nil if
+// that is nothing.
 func Run(ctx context.Context, o *Options) (*Result, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
@@ -30,17 +32,32 @@ func Run(ctx context.Context, o *Options) (*Result, error) {
 	res := &Result{Replacements: opts.Replacements, Pages: opts.Pages, Seed: opts.Seed}
 	for p := None; p < policyEnd; p++ {
 		t, name, err := remote(ctx, &opts, p)
-		if err != nil {
-			return nil, fmt.Errorf("demo update: policy %v: %w", p, err)
+		if err == nil || t.PeerWrites > 0 {
+			res.Device = name
+			res.Policies = append(res.Policies, t)
 		}
-		res.Device = name
-		res.Policies = append(res.Policies, t)
+		if err != nil {
+			return res.upTo(ctx, fmt.Errorf("demo update: policy %v: %w", p, err))
+		}
 	}
 	var err error
 	if res.Local, err = local(ctx, &opts); err != nil {
-		return nil, fmt.Errorf("demo update: local half: %w", err)
+		return res.upTo(ctx, fmt.Errorf("demo update: local half: %w", err))
 	}
 	return res, nil
+}
+
+// upTo returns what there is when a run ends with err: nothing, unless it was
+// interrupted.
+func (r *Result) upTo(ctx context.Context, err error) (*Result, error) {
+	if len(r.Policies) == 0 || ctx.Err() == nil || !errors.Is(err, ctx.Err()) {
+		return nil, err
+	}
+	r.Interrupted = true
+	if r.Local.Device == "" {
+		r.Local = Local{Device: "none", Reason: "interrupted before", Policies: []LocalTotals{}}
+	}
+	return r, err
 }
 
 // owner is who has the memory.

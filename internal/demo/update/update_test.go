@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -106,5 +108,38 @@ func TestOptions(t *testing.T) {
 	cancel()
 	if _, err := update.Run(ctx, nil); !errors.Is(err, context.Canceled) {
 		t.Error(err)
+	}
+}
+
+// What was found before an interruption is returned with its error.
+func TestInterrupted(t *testing.T) {
+	for turns := 1; ; turns *= 2 {
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for range turns {
+				runtime.Gosched()
+			}
+			cancel()
+		})
+		res, err := update.Run(ctx, &update.Options{Replacements: update.MaxReplacements})
+		wg.Wait()
+		if !errors.Is(err, context.Canceled) {
+			t.Fatalf("%+v, %v", res, err)
+		}
+		if res == nil {
+			continue // it came before the first write
+		}
+		if !res.Interrupted || res.Failure() != nil || res.Policies[0].PeerWrites == 0 {
+			t.Errorf("%+v", res)
+		}
+		var text, js bytes.Buffer
+		if err := errors.Join(res.WriteText(&text), res.WriteJSON(&js)); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasPrefix(text.String(), "Interrupted.") || !strings.Contains(js.String(), `"interrupted": true`) {
+			t.Errorf("%s%s", text.String(), js.String())
+		}
+		return
 	}
 }
