@@ -62,7 +62,7 @@ aim it is printed beside.
 
 The monitor is "manual" unless another one is named: the program says what it
 changes, which costs nothing else. With a monitor that watches the kernel, the
-operations are real ones.`,
+operations are real ones. ^C ends it early; what was measured until then is shown.`,
 		Example: `  pindown bench --short
   pindown bench --workload hit --regions 1,1000,1000000 --pattern uniform
   pindown bench --workload churn --monitor auto
@@ -168,18 +168,23 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 	if terminal(bar.w) {
 		b.Progress = func(what string) { bar.line("bench: " + what) }
 	}
-	r, err := bench.Run(cmd.Context(), &b)
+	r, early := bench.Run(cmd.Context(), &b)
 	bar.line("")
-	if err != nil {
-		return err
+	if errors.Is(early, bench.ErrOptions) {
+		return badOptions(early, bench.ErrOptions)
 	}
-	w := cmd.OutOrStdout()
+	if r == nil {
+		return early
+	}
+	write := r.WriteText
 	switch {
 	case o.json:
-		return r.WriteJSON(w)
+		write = r.WriteJSON
 	case o.benchfmt:
-		return r.WriteBenchfmt(w)
-	default:
-		return r.WriteText(w)
+		write = r.WriteBenchfmt
 	}
+	if err := write(cmd.OutOrStdout()); err != nil {
+		return err
+	}
+	return early
 }

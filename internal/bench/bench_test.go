@@ -241,8 +241,81 @@ func TestInterrupted(t *testing.T) {
 			cancel()
 		}
 	}}
-	if _, err := Run(ctx, o); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
+	if r, err := Run(ctx, o); !errors.Is(err, context.Canceled) || r != nil {
+		t.Errorf("%+v, %v", r, err)
+	}
+
+	// What was measured before is there, and what is missing is said.
+	ctx, cancel = context.WithCancel(t.Context())
+	defer cancel()
+	o = &Options{
+		Workloads: []Workload{Hit, Restamp}, Patterns: []string{patternUniform, "related"}, Impls: []string{implPindown},
+		Regions: []int{10}, Rounds: 2, Duration: time.Millisecond,
+		Progress: func(what string) {
+			if strings.HasPrefix(what, "restamp") {
+				cancel()
+			}
+		},
+	}
+	r, err := Run(ctx, o)
+	if !errors.Is(err, context.Canceled) || r == nil || len(r.Results) != 1 || !strings.Contains(strings.Join(r.Notes, "\n"), "from restamp on: interrupted") {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// Options that select nothing are an error that says what there is.
+func TestNothing(t *testing.T) {
+	for _, c := range []struct {
+		o    Options
+		want string
+	}{
+		{Options{Workloads: []Workload{Memory}, Patterns: []string{"hot"}}, "workload memory has no pattern hot: one of total, heap"},
+		{Options{Workloads: []Workload{Churn}, Regions: []int{1}}, "churn takes 1 thread, and 2 to 100000 regions"},
+		{Options{Patterns: []string{"room"}, Regions: []int{1}}, "miss takes 1 thread, and at least 100 regions"},
+		{Options{Patterns: []string{"hot"}, Threads: []int{2}}, "hit takes 1 thread"},
+	} {
+		if r, err := Run(t.Context(), &c.o); r != nil || !errors.Is(err, ErrOptions) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v, want %q", c.o, err, c.want)
+		}
+	}
+}
+
+// What is named twice is measured once.
+func TestOnce(t *testing.T) {
+	r, err := Run(t.Context(), &Options{
+		Workloads: []Workload{Hit, Hit}, Patterns: []string{patternUniform, patternUniform}, Impls: []string{implPindown},
+		Regions: []int{10, 20, 10}, Threads: []int{1, 1}, Rounds: 1, Duration: time.Millisecond,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Results) != 2 || r.Results[0].Regions != 10 || r.Results[1].Regions != 20 {
+		t.Errorf("%+v", r.Results)
+	}
+}
+
+// Columns without a figure aren't shown, nor spaces at the ends of lines.
+func TestColumns(t *testing.T) {
+	r := &Report{CPU: "c", CPUs: 1, Load: "1", Rounds: 1, Results: []Result{{Workload: Memory, Pattern: "heap", Regions: 1, Threads: 1, Impl: "x", BytesPerRegion: 5}}}
+	for _, long := range []bool{false, true} {
+		if long {
+			r.Results = append(r.Results, Result{Workload: Hit, Pattern: "p", Regions: 1, Threads: 1, Impl: "x", NsPerOp: 1, P50: 2, P99: 3, Max: 4})
+			r.Ratios = append(r.Ratios, Ratio{Workload: Hit, Pattern: "p", Of: "x", To: "y", Pairs: []float64{1}})
+		}
+		var b strings.Builder
+		if err := r.WriteText(&b); err != nil {
+			t.Fatal(err)
+		}
+		text := b.String()
+		if !strings.Contains(text, "c, 1 CPU, ") || !strings.Contains(text, "\n1 round of ") || !strings.Contains(text, "BYTES/REGION\n") ||
+			strings.Contains(text, "P99") != long || strings.Contains(text, "AIM") || strings.Contains(text, " \n") {
+			t.Errorf("%s", text)
+		}
+	}
+	r.Ratios[0].Bound = "≤ 1"
+	var b strings.Builder
+	if err := r.WriteText(&b); err != nil || !strings.Contains(b.String(), "AIM\n") {
+		t.Errorf("%v: %s", err, b.String())
 	}
 }
 

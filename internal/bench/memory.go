@@ -42,13 +42,14 @@ func (r *runner) memory() error {
 		if empty {
 			continue
 		}
-		for pattern, bytes := range map[string]float64{"total": after.resident - before.resident, "heap": after.heap - before.heap} {
+		took := map[string]float64{"total": after.resident - before.resident, "heap": after.heap - before.heap}
+		for _, pattern := range Patterns(Memory) {
 			c.Pattern = pattern
 			if pattern == "heap" && !slices.Contains(cacheImpls, f.Impls[0]) || !r.wants(pattern) {
 				continue
 			}
 			x := r.row(c, f.Impls[0])
-			x.BytesPerRegion = bytes / float64(n)
+			x.BytesPerRegion = took[pattern] / float64(n)
 			r.report.Results = append(r.report.Results, x)
 		}
 	}

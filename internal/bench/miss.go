@@ -6,12 +6,15 @@ import (
 	"time"
 )
 
+// minMiss is the least number of regions for which misses are measured.
+const minMiss = 100
+
 // misses measures acquire and release of what isn't resident: with room for it,
 // and where something must be evicted.
 func (r *runner) misses() error {
 	for _, p := range Patterns(Miss) {
 		for _, n := range r.o.Regions {
-			if !r.wants(p) || n < 100 || !slices.Contains(r.o.Threads, 1) {
+			if !r.wants(p) || n < minMiss || !slices.Contains(r.o.Threads, 1) {
 				continue
 			}
 			c := Case{Workload: Miss, Pattern: p, Regions: n, Threads: 1}

@@ -107,6 +107,7 @@ func (o *Options) withDefaults() Options {
 	if len(c.Threads) == 0 {
 		c.Threads = []int{1, 2}
 	}
+	c.Regions, c.Threads = once(c.Regions), once(c.Threads)
 	if c.Duration == 0 {
 		c.Duration = 50 * time.Millisecond
 		if c.Short {
@@ -129,6 +130,17 @@ func (o *Options) withDefaults() Options {
 		c.Progress = func(string) {}
 	}
 	return c
+}
+
+// once returns the list without what is in it already.
+func once(list []int) []int {
+	var short []int
+	for _, n := range list {
+		if !slices.Contains(short, n) {
+			short = append(short, n)
+		}
+	}
+	return short
 }
 
 // factories returns the subjects that are asked for, pindown's first.
@@ -165,6 +177,15 @@ func (o *Options) Validate() error {
 			bad("pattern %q is none of %s", p, join(patterns))
 		}
 	}
+	if len(errs) == 0 && len(o.Patterns) > 0 && len(o.Workloads) > 0 {
+		patterns = nil
+		for _, w := range o.Workloads {
+			patterns = append(patterns, Patterns(w)...)
+		}
+		if !slices.ContainsFunc(o.Patterns, func(p string) bool { return slices.Contains(patterns, p) }) {
+			bad("workload %s has no pattern %s: one of %s", join(o.Workloads), join(o.Patterns), join(patterns))
+		}
+	}
 	for _, n := range o.Regions {
 		if n < 1 || n > maxRegions {
 			bad("%d regions: at least 1, at most %d", n, maxRegions)
@@ -194,6 +215,35 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("%w: %w", ErrOptions, errors.Join(errs...))
 	}
 	return nil
+}
+
+// needs says what numbers a workload is measured with.
+func needs(w Workload) string {
+	switch w {
+	case Hit:
+		return "hit takes 1 thread, or also 2 with the patterns same, different and random; with 1 region the patterns uniform, uniform-sub and same"
+	case Miss:
+		return fmt.Sprintf("miss takes 1 thread, and at least %d regions", minMiss)
+	case Restamp:
+		return "restamp takes 1 thread, and at least 2 regions"
+	case Invalidate:
+		return "invalidate takes 1 thread"
+	case Churn:
+		return fmt.Sprintf("churn takes 1 thread, and 2 to %d regions", maxInvalidate)
+	default:
+		return ""
+	}
+}
+
+// nothing is the error of options that select nothing.
+func (o *Options) nothing() error {
+	var why []string
+	for _, w := range o.Workloads {
+		if n := needs(w); n != "" && !slices.Contains(why, n) {
+			why = append(why, n)
+		}
+	}
+	return fmt.Errorf("%w: there is nothing of the kind to measure: %s", ErrOptions, strings.Join(why, "; "))
 }
 
 func join[S ~string](list []S) string {

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -11,6 +12,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/pindown/pindown/internal/plural"
 	"github.com/pindown/pindown/internal/sys"
 )
 
@@ -99,6 +101,7 @@ func (r *Report) note(format string, args ...any) {
 // WriteJSON writes the report as one object.
 func (r *Report) WriteJSON(w io.Writer) error {
 	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
 	if err := e.Encode(r); err != nil {
 		return fmt.Errorf("write JSON: %w", err)
@@ -108,46 +111,67 @@ func (r *Report) WriteJSON(w io.Writer) error {
 
 // WriteText writes tables for people.
 func (r *Report) WriteText(w io.Writer) error {
-	var err error
-	table := func(rows func(tw io.Writer)) {
-		tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-		rows(tw)
-		if e := tw.Flush(); err == nil {
-			err = e
-		}
-	}
-	fmt.Fprintf(w, "%s, %d CPUs, Linux %s, %s, monitor %s, load %s\n%d rounds of %v; times are medians, a look at the clock costs %.0f ns\n\n",
-		r.CPU, r.CPUs, r.Kernel, r.Go, r.Monitor, r.Load, r.Rounds, r.Duration, r.ClockNs)
-	table(func(tw io.Writer) {
-		fmt.Fprintln(tw, "WORKLOAD\tPATTERN\tREGIONS\tTHREADS\tIMPL\tNS/OP\tM/S\tSPREAD\tP50\tP99\tMAX\tBYTES/REGION")
-		for _, x := range r.Results {
-			fmt.Fprintf(tw, "%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", x.Workload, x.Pattern, x.Regions, x.Threads, x.Impl,
-				figure(x.NsPerOp), figure(x.OpsPerSecond/1e6), spread(x.Samples),
-				figure(x.P50), figure(x.P99), figure(x.Max), figure(x.BytesPerRegion))
-		}
-	})
-	if len(r.Ratios) > 0 {
-		fmt.Fprintln(w)
-		table(func(tw io.Writer) {
-			fmt.Fprintln(tw, "RATIO\tOF\tTO\tREGIONS\tTHREADS\tMEDIAN\tRANGE\tAIM\t")
-			for _, x := range r.Ratios {
-				threads, met := "", ""
-				if x.Threads > 0 {
-					threads = fmt.Sprint(x.Threads)
-				}
-				if x.Met != nil {
-					met = map[bool]string{true: "met", false: "NOT MET"}[*x.Met]
-				}
-				fmt.Fprintf(tw, "%s %s %s\t%s\t%s\t%d\t%s\t%.3f\t%.3g–%.3g\t%s\t%s\n", x.Workload, x.Pattern, x.Quantity, x.Of, x.To, x.Regions,
-					threads, x.Median, slices.Min(x.Pairs), slices.Max(x.Pairs), x.Bound, met)
-			}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s, %s, Linux %s, %s, monitor %s, load %s\n%s of %v; times are medians, a look at the clock costs %.0f ns\n\n",
+		r.CPU, plural.Of(r.CPUs, "CPU"), r.Kernel, r.Go, r.Monitor, r.Load, plural.Of(r.Rounds, "round"), r.Duration, r.ClockNs)
+	rows := [][]string{{"WORKLOAD", "PATTERN", "REGIONS", "THREADS", "IMPL", "NS/OP", "M/S", "SPREAD", "P50", "P99", "MAX", "BYTES/REGION"}}
+	for _, x := range r.Results {
+		rows = append(rows, []string{
+			string(x.Workload), x.Pattern, fmt.Sprint(x.Regions), fmt.Sprint(x.Threads), x.Impl,
+			figure(x.NsPerOp), figure(x.OpsPerSecond / 1e6), spread(x.Samples),
+			figure(x.P50), figure(x.P99), figure(x.Max), figure(x.BytesPerRegion),
 		})
 	}
+	err := table(&b, rows)
+	if len(r.Ratios) > 0 {
+		b.WriteByte('\n')
+		rows := [][]string{{"RATIO", "OF", "TO", "REGIONS", "THREADS", "MEDIAN", "RANGE", "AIM", ""}}
+		for _, x := range r.Ratios {
+			threads, met := "", ""
+			if x.Threads > 0 {
+				threads = fmt.Sprint(x.Threads)
+			}
+			if x.Met != nil {
+				met = map[bool]string{true: "met", false: "NOT MET"}[*x.Met]
+			}
+			rows = append(rows, []string{
+				fmt.Sprintf("%s %s %s", x.Workload, x.Pattern, x.Quantity), x.Of, x.To, fmt.Sprint(x.Regions), threads,
+				fmt.Sprintf("%.3f", x.Median), fmt.Sprintf("%.3g–%.3g", slices.Min(x.Pairs), slices.Max(x.Pairs)), x.Bound, met,
+			})
+		}
+		err = errors.Join(err, table(&b, rows))
+	}
 	if len(r.Notes) > 0 {
-		fmt.Fprintf(w, "\nNot measured:\n  %s\n", strings.Join(r.Notes, "\n  "))
+		fmt.Fprintf(&b, "\nNot measured:\n  %s\n", strings.Join(r.Notes, "\n  "))
+	}
+	if err == nil {
+		_, err = io.WriteString(w, b.String())
 	}
 	if err != nil {
 		return fmt.Errorf("write table: %w", err)
+	}
+	return nil
+}
+
+// table writes rows, the first of which is the heading, without the columns that
+// have nothing but it.
+func table(b *strings.Builder, rows [][]string) error {
+	var text strings.Builder
+	tw := tabwriter.NewWriter(&text, 0, 8, 2, ' ', 0)
+	for _, row := range rows {
+		var cells []string
+		for i, cell := range row {
+			if len(rows) == 1 || slices.ContainsFunc(rows[1:], func(r []string) bool { return r[i] != "" }) {
+				cells = append(cells, cell)
+			}
+		}
+		fmt.Fprintln(tw, strings.Join(cells, "\t"))
+	}
+	if err := tw.Flush(); err != nil {
+		return err
+	}
+	for line := range strings.Lines(text.String()) {
+		b.WriteString(strings.TrimRight(line, " \n") + "\n")
 	}
 	return nil
 }

@@ -22,8 +22,10 @@ type runner struct {
 }
 
 // Run measures what o asks for, nil meaning all. It stops soon after ctx ends
-// and returns the context's error. Other errors: ErrOptions, ErrNotCached where
-// the monitor can't watch the regions, and those of the subjects.
+// and returns the context's error, beside a report of what it had measured, if
+// anything. Other errors: ErrOptions, also if the options select nothing,
+// ErrNotCached where the monitor can't watch the regions, and those of the
+// subjects.
 func Run(ctx context.Context, o *Options) (*Report, error) {
 	if o == nil {
 		o = &Options{}
@@ -47,18 +49,31 @@ func Run(ctx context.Context, o *Options) (*Report, error) {
 			continue
 		}
 		if err := w.run(); err != nil {
-			return nil, fmt.Errorf("measure %s: %w", w.name, err)
+			err = fmt.Errorf("measure %s: %w", w.name, err)
+			if len(r.report.Results) == 0 || ctx.Err() == nil || !errors.Is(err, ctx.Err()) {
+				return nil, err
+			}
+			r.report.note("the rest, from %s on: interrupted", w.name)
+			return r.conclude(), err
 		}
 	}
 	if len(r.report.Results) == 0 && r.uncached != nil {
 		return nil, r.uncached
 	}
+	if len(r.report.Results)+len(r.report.Notes) == 0 {
+		return nil, r.o.nothing()
+	}
+	return r.conclude(), nil
+}
+
+// conclude judges what was measured.
+func (r *runner) conclude() *Report {
 	if r.o.Short {
 		r.report.note("aims: a short run doesn't tell whether they are met")
 	} else {
 		judge(r.report)
 	}
-	return r.report, nil
+	return r.report
 }
 
 // tolerate notes that a monitor can't watch so many regions, and goes on.
