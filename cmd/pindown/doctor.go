@@ -23,7 +23,7 @@ not, and what would help; and what a cache would choose.
 The table of a monitor shows what its self-test found, by operation and kind of
 memory: "caught" is seen in time; "refused" means that memory of this kind is
 registered per use and never cached; "untested" that the machine doesn't offer
-it; "BLIND" that the operation goes unseen.
+it, or, of the brk heap, that the C library owns it; "BLIND" that the operation goes unseen.
 
 It exits with 0 whatever it finds.`,
 		Example: `  pindown doctor

@@ -216,21 +216,26 @@ func TestHints(t *testing.T) {
 
 func TestMatrix(t *testing.T) {
 	var b strings.Builder
-	err := matrix(&b, map[string]string{
-		"munmap/anon-private": "caught", "munmap/memfd": "refused", "munmap/hugetlb": "untested",
+	r := &Report{Settings: []Setting{{Name: "vm.nr_hugepages", Value: "0"}}}
+	err := r.matrix(&b, map[string]string{
+		"munmap/anon-private": "caught", "munmap/memfd": "refused", "munmap/hugetlb": "untested", "brk-shrink/brk": "untested",
 		"truncate/memfd": "refused", "madvise-dontneed/go-heap": "blind",
 	})
 	want := `  self-test         anon-private  go-heap
   munmap            caught        -
   madvise-dontneed  -             BLIND
   never cached: memfd
-  can't be tested here: hugetlb
+  not tested here: hugetlb (vm.nr_hugepages is 0), brk (the C library owns it; cached as anon-private is)
 `
 	if diff := cmp.Diff(want, b.String()); err != nil || diff != "" {
 		t.Errorf("%v; -want +got:\n%s", err, diff)
 	}
 	b.Reset()
-	if err := matrix(&b, nil); err != nil || b.Len() > 0 {
+	if err := r.matrix(&b, map[string]string{"munmap/anon-private": "refused", "brk-shrink/brk": "untested"}); err != nil || !strings.HasSuffix(b.String(), "brk (the C library owns it)\n") {
+		t.Errorf("%v: %s", err, b.String())
+	}
+	b.Reset()
+	if err := r.matrix(&b, nil); err != nil || b.Len() > 0 {
 		t.Errorf("of nothing: %v, %q", err, b.String())
 	}
 }

@@ -96,6 +96,7 @@ type Selected struct {
 // WriteJSON writes the report as one JSON object.
 func (r *Report) WriteJSON(w io.Writer) error {
 	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
 	return e.Encode(r)
 }

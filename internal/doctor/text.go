@@ -6,6 +6,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/pindown/pindown/internal/plural"
 	"github.com/pindown/pindown/monitor"
 	"github.com/pindown/pindown/vm"
 )
@@ -26,8 +27,8 @@ func (r *Report) WriteText(w io.Writer) error {
 		title(&b, "device "+d.Name, d.Usable, r.Selected.Device == d.Name)
 		why(&b, d.Usable, d.Reason, d.Hint)
 		if d.Usable && d.Limits != (Limits{}) {
-			fmt.Fprintf(&b, "  limits: %s registrations, %s pinned, %s each\n",
-				orNone(d.Limits.MaxRegistrations > 0, fmt.Sprint(d.Limits.MaxRegistrations)),
+			fmt.Fprintf(&b, "  limits: %s, %s pinned, %s each\n",
+				when(d.Limits.MaxRegistrations == 0, "unlimited registrations")+when(d.Limits.MaxRegistrations > 0, plural.Of(d.Limits.MaxRegistrations, "registration")),
 				orNone(d.Limits.MaxPinnedBytes > 0, formatBytes(d.Limits.MaxPinnedBytes)),
 				orNone(d.Limits.MaxRange > 0, formatBytes(d.Limits.MaxRange)))
 		}
@@ -41,7 +42,7 @@ func (r *Report) WriteText(w io.Writer) error {
 			name := "monitor " + m.Name + when(mode.Name != "", ", mode "+mode.Name)
 			title(&b, name, mode.Usable, r.Selected.Monitor == m.Name && r.Selected.Mode == mode.Name)
 			why(&b, mode.Usable, mode.Reason, mode.Hint)
-			if err := matrix(&b, mode.Coverage); err != nil {
+			if err := r.matrix(&b, mode.Coverage); err != nil {
 				return err
 			}
 		}
@@ -102,7 +103,7 @@ func orNone(ok bool, s string) string {
 
 // matrix writes a table of operations by kinds of mapping. Kinds of which
 // nothing is cached make no column.
-func matrix(b *strings.Builder, coverage map[string]string) error {
+func (r *Report) matrix(b *strings.Builder, coverage map[string]string) error {
 	if len(coverage) == 0 {
 		return nil
 	}
@@ -120,7 +121,7 @@ func matrix(b *strings.Builder, coverage map[string]string) error {
 		case count[monitor.Refused.String()] > 0:
 			refused = append(refused, m.String())
 		case count[monitor.Untested.String()] > 0:
-			untested = append(untested, m.String())
+			untested = append(untested, m.String()+when(r.untested(m, coverage) != "", " ("+r.untested(m, coverage)+")"))
 		}
 	}
 	tw := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
@@ -152,9 +153,23 @@ func matrix(b *strings.Builder, coverage map[string]string) error {
 		fmt.Fprintf(b, "  never cached: %s\n", strings.Join(refused, ", "))
 	}
 	if len(untested) > 0 {
-		fmt.Fprintf(b, "  can't be tested here: %s\n", strings.Join(untested, ", "))
+		fmt.Fprintf(b, "  not tested here: %s\n", strings.Join(untested, ", "))
 	}
 	return nil
+}
+
+// untested says why memory of a kind isn't tested, and what follows.
+func (r *Report) untested(m vm.Mapping, coverage map[string]string) string {
+	switch m {
+	case vm.MappingHugeTLB:
+		return when(r.setting("vm.nr_hugepages") == "0", "vm.nr_hugepages is 0")
+	case vm.MappingBrk:
+		// It is no other memory to a monitor.
+		usual := coverage[monitor.Cell{Op: vm.OpMunmap, Mapping: vm.MappingAnonPrivate}.String()]
+		return "the C library owns it" + when(usual == monitor.Caught.String(), "; cached as anon-private is")
+	default:
+		return ""
+	}
 }
 
 func orDash(s string) string {
