@@ -76,8 +76,8 @@
  * home bucket, 1 + (hash(parent's tag) ^ (block >> 3 & 1)), or where it found
  * room otherwise: 1 + (hash(its own tag) ^ n), where n < LARGE_AWAY from level
  * LARGE_LEVEL on, and n < SMALL_AWAY below.
- * WANT_BELOW counts the children, and shifted by FAR_SHIFT those that aren't at
- * home.
+ * WANT_BELOW has a bit for each child in use, and shifted by FAR_SHIFT for each
+ * that isn't at home.
  */
 #define PINDOWN_EPOCH_FAR_SHIFT 16
 #define PINDOWN_EPOCH_LARGE_LEVEL 2

@@ -186,7 +186,7 @@ func (m *model) check(f fataler, touched bool) {
 			for !inUse[s] {
 				inUse[s] = true
 				b, i := t.slot(s)
-				below[t.parent[s]] += childUnits(uint64(s/bucketSlots) != t.bucketOf(b.tag[i].Load(), 0))
+				below[t.parent[s]] += childUnits(b.tag[i].Load(), uint64(s/bucketSlots) != t.bucketOf(b.tag[i].Load(), 0))
 				s = t.parent[s]
 			}
 		}

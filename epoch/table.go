@@ -308,8 +308,9 @@ func (t *Table) Touch(r vm.Range) bool {
 
 	// Top down. edges are the present blocks of the level above that r covers
 	// in part and that have watched blocks below: at most one at either end.
+	// under are their wantBelow.
 	var edges, next [2]uint64
-	var far, nextFar [2]bool // whether some children aren't at home
+	var under, nextUnder [2]uint32
 	n := 0
 	if root := &t.buckets[0]; lo == 0 && hi == rootPages {
 		if root.want[0].Load()|root.wantBelow[0].Load() != 0 {
@@ -321,8 +322,7 @@ func (t *Table) Touch(r vm.Range) bool {
 			root.below[0].Add(1)
 			found = true
 		}
-		if below := root.wantBelow[0].Load(); below != 0 {
-			far[0] = below>>farShift != 0
+		if under[0] = root.wantBelow[0].Load(); under[0] != 0 {
 			n = 1
 		}
 	}
@@ -334,9 +334,14 @@ func (t *Table) Touch(r vm.Range) bool {
 			first := max(edge<<FanoutShift, lo>>shift)
 			last := min(edge<<FanoutShift|(1<<FanoutShift-1), (hi-1)>>shift)
 			for c := first; c <= last; c++ {
-				b, i, _ := t.find(makeTag(level, c), far[e])
-				if b == nil {
+				tag := makeTag(level, c)
+				bits := under[e] & childUnits(tag, true)
+				if bits == 0 {
 					continue
+				}
+				b, i, _ := t.find(tag, bits>>farShift != 0)
+				if b == nil {
+					continue // no more
 				}
 				if c<<shift >= lo && (c+1)<<shift <= hi {
 					// It is there because of interest in it or below.
@@ -349,12 +354,12 @@ func (t *Table) Touch(r vm.Range) bool {
 					found = true
 				}
 				if below := b.wantBelow[i].Load(); below != 0 {
-					next[m], nextFar[m] = c, below>>farShift != 0
+					next[m], nextUnder[m] = c, below
 					m++
 				}
 			}
 		}
-		edges, far, n = next, nextFar, m
+		edges, under, n = next, nextUnder, m
 	}
 	if found {
 		t.hdr.word.Add(wordGenerationOne)

@@ -314,20 +314,21 @@ func (t *Table) adopt() error {
 // want adds interest in a block and returns its slot, or that of the nearest
 // ancestor for which there is room. mu must be held.
 //
-// Each slot in use but the root holds one unit of its parent's wantBelow, so
-// that a slot in use implies its ancestors and only new slots climb.
+// Each slot in use but the root has its bit in its parent's wantBelow, so that a
+// slot in use implies its ancestors and only new slots climb.
 func (t *Table) want(tag uint64) uint32 {
 	level, block := tagLevel(tag), tagBlock(tag)
 	at, slot := t.nearest(level, block)
 	// And down again, as far as there is room.
 	for at > level {
-		child, away, ok := t.claim(makeTag(at-1, block>>((at-1-level)*FanoutShift)), slot)
+		tag := makeTag(at-1, block>>((at-1-level)*FanoutShift))
+		child, away, ok := t.claim(tag, slot)
 		if !ok {
 			t.coarse++
 			break
 		}
 		b, i := t.slot(slot)
-		b.wantBelow[i].Add(childUnits(away))
+		b.wantBelow[i].Add(childUnits(tag, away))
 		slot = child
 		at--
 	}
@@ -336,12 +337,14 @@ func (t *Table) want(tag uint64) uint32 {
 	return slot
 }
 
-// childUnits is what a child adds to its parent's wantBelow.
-func childUnits(away bool) uint32 {
+// childUnits is what a child adds to its parent's wantBelow: a bit of its own in
+// the lower half, and in the upper half if it isn't at home.
+func childUnits(tag uint64, away bool) uint32 {
+	bits := uint32(1)
 	if away {
-		return 1<<farShift + 1
+		bits |= 1 << farShift
 	}
-	return 1
+	return bits << (tag % (1 << FanoutShift))
 }
 
 // nearest returns the level and slot of a block, or of its nearest ancestor that
@@ -356,7 +359,7 @@ func (t *Table) nearest(level int, block uint64) (at int, slot uint32) {
 		return level, uint32(n)*bucketSlots + uint32(i)
 	}
 	at, slot = t.nearest(level+1, block>>FanoutShift)
-	if b, i := t.slot(slot); at == level+1 && b.wantBelow[i].Load()>>farShift != 0 {
+	if b, i := t.slot(slot); at == level+1 && b.wantBelow[i].Load()>>farShift&childUnits(tag, false) != 0 {
 		if b, i, n := t.find(tag, true); b != nil {
 			return level, uint32(n)*bucketSlots + uint32(i)
 		}
@@ -369,7 +372,8 @@ func (t *Table) unwant(slot uint32) {
 	b, i := t.slot(slot)
 	b.want[i].Add(^uint32(0))
 	for slot != 0 && b.want[i].Load()|b.wantBelow[i].Load() == 0 {
-		units := childUnits(uint64(slot/bucketSlots) != t.bucketOf(b.tag[i].Load(), 0))
+		tag := b.tag[i].Load()
+		units := childUnits(tag, uint64(slot/bucketSlots) != t.bucketOf(tag, 0))
 		b.tag[i].Store(0)
 		t.used.Add(-1)
 		slot = t.parent[slot]
@@ -393,7 +397,13 @@ func (t *Table) claim(tag uint64, parent uint32) (slot uint32, away, ok bool) {
 		case try == 0 && level == 0:
 			spare = 0
 		}
-		for i := range bucketSlots - spare {
+		// At home in order, so that a writer finds neighbours where it looks first.
+		first := 0
+		if own := int(tag % bucketSlots); try == 0 && own < bucketSlots-spare {
+			first = own
+		}
+		for k := range bucketSlots - spare {
+			i := (first + k) % (bucketSlots - spare)
 			if b.tag[i].Load() != 0 {
 				continue
 			}

@@ -186,13 +186,13 @@ static int pde_find(const struct pde_table *t, int level, uint64_t block, uint64
 	return 0;
 }
 
-/* What a block in a slot counts for in its parent's want_below. */
-static uint32_t pde_counts(const struct pde_table *t, int level, uint64_t block, struct pde_slot s)
+/* What a block in a slot adds to its parent's want_below. */
+static uint32_t pde_bits(const struct pde_table *t, int level, uint64_t block, struct pde_slot s)
 {
 	uint32_t where[3];
 
 	pde_buckets(t, level, block, where);
-	return s.bucket == where[0] ? 1 : 1 + (1U << PINDOWN_EPOCH_FAR_SHIFT);
+	return (s.bucket == where[0] ? 1 : 1 | 1U << PINDOWN_EPOCH_FAR_SHIFT) << (block & ((1 << PINDOWN_EPOCH_FANOUT_SHIFT) - 1));
 }
 
 /* Watches one block, or the nearest ancestor for which there is room. */
@@ -219,7 +219,7 @@ static void pde_watch_block(struct pde_table *t, int level, uint64_t block, stru
 		if (!pde_find(t, l, b, 0, &path[l]))
 			break; /* full: the parent stands in */
 		__atomic_store_n(PDE_TAG(t, path[l]), pde_tag(l, b), __ATOMIC_SEQ_CST);
-		__atomic_fetch_add(PDE_WANT_BELOW(t, path[l + 1]), pde_counts(t, l, b, path[l]), __ATOMIC_SEQ_CST);
+		__atomic_fetch_add(PDE_WANT_BELOW(t, path[l + 1]), pde_bits(t, l, b, path[l]), __ATOMIC_SEQ_CST);
 		have = l;
 	}
 	__atomic_fetch_add(PDE_WANT(t, path[have]), 1, __ATOMIC_SEQ_CST);
@@ -282,7 +282,7 @@ static void pde_unwatch(struct pde_table *t, struct pde_watch *w)
 			uint64_t block = tag & ((1ULL << PINDOWN_EPOCH_TAG_LEVEL_SHIFT) - 1);
 
 			__atomic_store_n(PDE_TAG(t, b->path[k]), 0, __ATOMIC_SEQ_CST);
-			__atomic_fetch_sub(PDE_WANT_BELOW(t, b->path[k + 1]), pde_counts(t, level, block, b->path[k]), __ATOMIC_SEQ_CST);
+			__atomic_fetch_sub(PDE_WANT_BELOW(t, b->path[k + 1]), pde_bits(t, level, block, b->path[k]), __ATOMIC_SEQ_CST);
 			k++;
 		}
 	}

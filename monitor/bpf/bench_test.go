@@ -5,6 +5,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -230,13 +231,27 @@ func TestCost(t *testing.T) {
 	if !inVM() && os.Getenv("PINDOWN_BPF_COST") == "" {
 		t.Skip("for test/vm; elsewhere set PINDOWN_BPF_COST=1, or run BenchmarkTax")
 	}
-	const rounds, ops = 7, 500
+	const rounds, ops = 7, 1500
 	eachMode(t, func(t *testing.T, mode Mode) {
 		m := mustOpen(t, Options{Mode: mode, Heartbeat: -1})
 		empty := newFloor(t, m)
-		r := mapBench(t)
-		all := slices.DeleteFunc(benchOps(t, r), func(op benchOp) bool { return op.ranged })
-		states := []state{{leave: m.detach}, {enter: empty.attach, leave: empty.detach}, {enter: m.attach, leave: m.detach}}
+		all := slices.DeleteFunc(benchOps(t, mapBench(t)), func(op benchOp) bool { return op.ranged })
+		for _, op := range all {
+			t.Logf("%v/%s: programs run: %s", mode, op.name, programsRun(t, m, op.do))
+		}
+		if err := m.detach(); err != nil {
+			t.Fatal(err)
+		}
+		var elsewhere epoch.Watch
+		far := mapPages(t, 4096)
+		watch := func() error { return m.table.Watch(&elsewhere, far) }
+		unwatch := func() error { m.table.Unwatch(&elsewhere); return m.detach() }
+		states := []state{
+			{name: "bare"},
+			{"with empty programs", empty.attach, empty.detach, nil},
+			{"with the monitor", m.attach, nil, nil},
+			{"with interest elsewhere", watch, unwatch, nil},
+		}
 		times := make([][][]float64, len(all))
 		for i := range times {
 			times[i] = make([][]float64, len(states))
@@ -251,21 +266,62 @@ func TestCost(t *testing.T) {
 				for i, op := range all {
 					times[i][k] = append(times[i][k], medianTime(ops, op.do))
 				}
-				if err := s.leave(); err != nil {
-					t.Fatal(err)
+				if s.leave != nil {
+					if err := s.leave(); err != nil {
+						t.Fatal(err)
+					}
 				}
 			}
 		}
 		for i, op := range all {
-			var floor, seen []float64
-			for n, bare := range times[i][0] {
-				floor = append(floor, times[i][1][n]/bare)
-				seen = append(seen, times[i][2][n]/bare)
+			line := fmt.Sprintf("%v/%s: %.0f ns", mode, op.name, median(slices.Clone(times[i][0])))
+			for k, s := range states[1:] {
+				var shares []float64
+				for n, bare := range times[i][0] {
+					shares = append(shares, 100*(times[i][k+1][n]/bare-1))
+				}
+				mid := median(shares) // it sorts
+				line += fmt.Sprintf(", %s %+.1f %% (%+.0f … %+.0f)", s.name, mid, shares[len(shares)/4], shares[len(shares)*3/4])
 			}
-			t.Logf("%v/%s: %.0f ns, with empty programs %+.1f %%, with the monitor %+.1f %%",
-				mode, op.name, median(times[i][0]), (median(floor)-1)*100, (median(seen)-1)*100)
+			t.Log(line)
 		}
 	})
+}
+
+// programsRun returns how often each of the monitor's programs runs in an operation.
+func programsRun(t *testing.T, m *Monitor, op func()) string {
+	t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stats.Close()
+	runs := func() map[string]uint64 {
+		n := map[string]uint64{}
+		for name, p := range m.coll.Programs {
+			info, err := p.Stats()
+			if err != nil {
+				t.Fatal(err)
+			}
+			n[name] = info.RunCount
+		}
+		return n
+	}
+	const ops = 200
+	before := runs()
+	for range ops {
+		op()
+	}
+	var all []string
+	for name, n := range runs() {
+		if n -= before[name]; n > 0 {
+			all = append(all, fmt.Sprintf("%s %.2f", name, float64(n)/ops))
+		}
+	}
+	slices.Sort(all)
+	return strings.Join(all, ", ")
 }
 
 // medianTime returns the median time of n calls, without that of the clock.

@@ -43,7 +43,6 @@ static u64 (*bpf_ringbuf_query)(void *ring, u64 flags) = (void *)134;
 static struct task_struct *(*bpf_get_current_task_btf)(void) = (void *)158;
 static struct pt_regs *(*bpf_task_pt_regs)(struct task_struct *task) = (void *)175;
 static u64 (*bpf_jiffies64)(void) = (void *)118;
-static long (*bpf_get_func_arg)(void *ctx, u32 n, u64 *value) = (void *)183;
 
 /* The kernel may change the value at any time; read it once, as written. */
 #define READ_ONCE(x) (*(const volatile typeof(x) *)&(x))

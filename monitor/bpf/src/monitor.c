@@ -96,12 +96,12 @@ static __inline_always void ask(struct news *n)
 	n->arg = n->nr == NR_madvise || n->nr == NR_shmat ? SYSCALL_ARG3(regs) : SYSCALL_ARG4(regs);
 }
 
-/* Touches [start,end) and sends the news if somebody is interested. */
+/* After nobody: touches [start,end) and sends the news if somebody is interested. */
 __noinline int record_range(u64 start, u64 end, s32 nr, u32 arg)
 {
 	struct news n = { start, end, nr, arg };
 
-	if (!touch(start, end))
+	if (!touch_somebody(start, end))
 		return 0;
 	if (nr == NR_ASK)
 		ask(&n);
@@ -124,6 +124,8 @@ static __inline_always void record(struct op *op, int at)
 {
 	if (op->start == probe_start)
 		__sync_fetch_and_add(&probed[at], 1);
+	if (nobody())
+		return;
 	record_range(page_down(op->start), page_up(op->end), op->nr, op->arg);
 	if (op->start2 != op->end2)
 		record_range(page_down(op->start2), page_up(op->end2), op->nr, op->arg);
@@ -394,45 +396,56 @@ struct hook {
 
 volatile const struct hook hooks[HOOKS] = {};
 
-static __inline_always u64 argument(void *ctx, u32 n)
+/*
+ * Argument n of the function. n is constant for the verifier, which drops the
+ * rest: it only lets arguments be read at fixed places, and knows then what a
+ * pointer points to. In assembly, since the compiler would make one load of it.
+ */
+static __inline_always u64 argument(u64 *ctx, u32 n)
 {
 	u64 value = 0;
 
-	bpf_get_func_arg(ctx, n, &value);
+#define ARGUMENT(i)                                                                  \
+	case i:                                                                      \
+		asm volatile("%0 = *(u64 *)(%1 + 8 * " #i ")" : "=r"(value) : "r"(ctx)); \
+		break
+	switch (n) {
+	ARGUMENT(0);
+	ARGUMENT(1);
+	ARGUMENT(2);
+	ARGUMENT(3);
+	ARGUMENT(4);
+	ARGUMENT(5);
+	}
 	return value;
 }
 
-/* Reads a member of a kernel structure into a variable. */
-#define READ_MEMBER(dst, p, type, field) \
-	bpf_probe_read_kernel(&(dst), sizeof(dst), (const char *)(p) + core_offset(type, field))
-
-static __noinline int on_function(void *ctx, const volatile struct hook *h, int at)
+static __inline_always int on_function(u64 *ctx, const volatile struct hook *h, int at)
 {
 	struct op op = { .nr = NR_ASK };
-	u64 vma = argument(ctx, h->vma), control = vma, mm = 0;
+	u32 flags = h->flags;
+	u64 first = argument(ctx, h->vma);
 
-	if (h->flags & HOOK_CONTROL && core_exists(((struct pagetable_move_control *)0)->len_in))
-		READ_MEMBER(vma, control, struct pagetable_move_control, old);
-	READ_MEMBER(mm, vma, struct vm_area_struct, vm_mm);
-	if (mm != target_mm)
-		return 0;
-	if (h->flags & HOOK_CONTROL && core_exists(((struct pagetable_move_control *)0)->len_in)) {
-		u64 len = 0, now = 0;
+	if (flags & HOOK_CONTROL) {
+		struct pagetable_move_control *control = (void *)first;
+		u64 len;
 
-		READ_MEMBER(op.end, control, struct pagetable_move_control, old_end);
-		READ_MEMBER(len, control, struct pagetable_move_control, len_in);
-		READ_MEMBER(now, control, struct pagetable_move_control, old_addr);
-		READ_MEMBER(op.start2, control, struct pagetable_move_control, new_addr);
+		if (!core_exists(control->len_in) || (u64)control->old->vm_mm != target_mm)
+			return 0;
+		op.end = control->old_end;
+		len = control->len_in;
 		op.start = op.end - len;
 		/* Both addresses advance as the function goes. */
-		op.start2 -= now - op.start;
+		op.start2 = control->new_addr - (control->old_addr - op.start);
 		op.end2 = op.start2 + len;
 	} else {
+		if ((u64)((struct vm_area_struct *)first)->vm_mm != target_mm)
+			return 0;
 		op.start = argument(ctx, h->start);
 		op.end = argument(ctx, h->end);
-		if (h->flags & HOOK_SIZE)
+		if (flags & HOOK_SIZE)
 			op.end += op.start;
-		if (h->flags & HOOK_MOVE) {
+		if (flags & HOOK_MOVE) {
 			op.start2 = argument(ctx, h->start2);
 			op.end2 = op.start2 + (op.end - op.start);
 		}
@@ -444,12 +457,12 @@ static __noinline int on_function(void *ctx, const volatile struct hook *h, int 
 /* The loader attaches pair i to the function that hooks[i] describes. */
 #define HOOK(i)                                \
 	SEC("fentry/hook" #i)                  \
-	int on_enter##i(void *ctx)             \
+	int on_enter##i(u64 *ctx)              \
 	{                                      \
 		return on_function(ctx, &hooks[i], AT_ENTRY); \
 	}                                      \
 	SEC("fexit/hook" #i)                   \
-	int on_exit##i(void *ctx)              \
+	int on_exit##i(u64 *ctx)               \
 	{                                      \
 		return on_function(ctx, &hooks[i], AT_EXIT); \
 	}

@@ -15,6 +15,7 @@
 #define SLOTS PINDOWN_EPOCH_BUCKET_SLOTS
 #define FANOUT (1 << PINDOWN_EPOCH_FANOUT_SHIFT)
 #define ROOT_LEVEL (PINDOWN_EPOCH_LEVELS - 1)
+#define TAG_BLOCK ((1ULL << PINDOWN_EPOCH_TAG_LEVEL_SHIFT) - 1)
 #define MAX_PAGE (1ULL << (PINDOWN_EPOCH_FANOUT_SHIFT * ROOT_LEVEL))
 
 struct bucket {
@@ -64,17 +65,20 @@ u64 alone;
  */
 #define ALONE_ADDS (1ULL << 28)
 
-/*
- * What is known of the blocks that the range cuts at its start and its end, one
- * level up. When both are one block it goes by LEFT.
- */
-#define FOUND 1
-#define LEFT 2      /* the block at the start has interest below */
-#define LEFT_FAR 4  /* some children of it aren't where children should be */
-#define RIGHT 8
-#define RIGHT_FAR 16
-/* How to touch. */
-#define ALONE 32
+/* The way down to the blocks at both ends of a range. */
+struct walk {
+	u64 lo, hi; /* pages */
+	/*
+	 * want_below of the blocks that the range cuts at its start and at its
+	 * end; 0 if there are none. A single one goes by left.
+	 */
+	u32 left, right;
+	u32 alone; /* counters may be added to with plain stores */
+	u32 found; /* somebody is interested */
+};
+
+#define CHILDREN ((1U << FANOUT) - 1)
+#define HALF ((1U << SLOTS) - 1)
 
 /*
  * Adds n to a counter, ordered after everything before it: the value that it
@@ -87,9 +91,9 @@ static __inline_always void count(u64 *counter, u64 n)
 	asm volatile("" ::"r"(old));
 }
 
-static __inline_always void bump(u64 *counter, u32 how)
+static __inline_always void bump(u64 *counter, u32 alone)
 {
-	if (how & ALONE)
+	if (alone)
 		*(volatile u64 *)counter = READ_ONCE(*counter) + ALONE_ADDS;
 	else
 		count(counter, 1);
@@ -153,161 +157,222 @@ static __inline_always u32 away(u64 tag, u32 try)
 }
 
 /*
- * Touches those children of a block that are in bucket n and in the set
- * covered. first is the tag of the first child. Returns which they were.
+ * Touches those blocks that are in bucket n and in a set of eight, of which
+ * first is the tag of the first one.
  */
-__noinline u32 touch_run(u32 n, u64 first, u32 covered, u32 how)
+__noinline u32 touch_run(u32 n, u64 first, u32 set, u32 alone)
 {
 	struct bucket *b = bucket_at(n);
-	u32 found = 0;
+	u32 missing = 0;
 
 	if (!b)
 		return 0;
+	/* A block that is there is there because of interest in it or below. */
+#pragma unroll
+	for (u32 i = 0; i < SLOTS; i++) {
+		if (!(set & 1U << i))
+			continue;
+		if (READ_ONCE(b->tag[i]) == first + i)
+			bump(&b->self[i], alone);
+		else
+			missing = 1;
+	}
+	if (!missing)
+		return 0;
+	/* Not in order, as they mostly are. */
 	for (u32 i = 0; i < SLOTS; i++) {
 		u64 child = READ_ONCE(b->tag[i]) - first;
 
-		/* A block that is there is there because of interest in it or below. */
-		if (child >= FANOUT || !(covered >> child & 1))
-			continue;
-		bump(&b->self[i], how);
-		found |= 1 << child;
+		if (child < SLOTS && child != i && set >> child & 1)
+			bump(&b->self[i], alone);
 	}
-	return found;
+	return 0;
 }
 
+#define BLOCK_FOUND (1ULL << 32)
+#define BLOCK_ABSENT (1ULL << 33)
+
 /*
- * Touches a part of a block, if it is in bucket n. Returns FOUND, LEFT and
- * LEFT_FAR; ALONE if the block isn't there.
+ * Touches a block, if it is in bucket n, the whole of it or a part. Returns its
+ * want_below, and whether somebody is interested in the block itself.
  */
-__noinline u32 touch_part(u32 n, u64 tag, u32 how)
+__noinline u64 touch_block(u32 n, u64 tag, u32 whole, u32 alone)
 {
 	struct bucket *b = bucket_at(n);
-	u32 i, want_below, result = 0;
+	u64 found = 0;
+	u32 i;
 
 	if (!b)
-		return ALONE;
+		return BLOCK_ABSENT;
 	for (i = 0; i < SLOTS; i++)
 		if (READ_ONCE(b->tag[i]) == tag)
 			break;
 	if (i >= SLOTS)
-		return ALONE;
-	if (READ_ONCE(b->want[i])) {
-		bump(&b->below[i], how);
-		result = FOUND;
+		return BLOCK_ABSENT;
+	if (whole) {
+		bump(&b->self[i], alone);
+		return BLOCK_FOUND;
 	}
-	want_below = READ_ONCE(b->want_below[i]);
-	if (want_below)
-		result |= LEFT;
-	if (want_below >> PINDOWN_EPOCH_FAR_SHIFT)
-		result |= LEFT_FAR;
-	return result;
+	if (READ_ONCE(b->want[i])) {
+		bump(&b->below[i], alone);
+		found = BLOCK_FOUND;
+	}
+	return found | READ_ONCE(b->want_below[i]);
+}
+
+/* touch_block for a block that isn't at home. */
+static __inline_always u64 touch_away(u32 level, u64 tag, u32 whole, u32 alone)
+{
+	u64 block = BLOCK_ABSENT;
+
+	for (u32 try = 0; try < tries(level) && block == BLOCK_ABSENT; try++)
+		block = touch_block(away(tag, try), tag, whole, alone);
+	return block;
 }
 
 /*
- * Touches the children of a block that overlap the pages [lo,hi). level is the
- * children's; how has ALONE, and LEFT_FAR if some children are elsewhere.
+ * Touches those children of a block that are in a set. first is the tag of the
+ * first child, below is the parent's want_below.
  */
-__noinline u32 touch_children(u32 level, u64 block, u32 how, u64 lo, u64 hi)
+__noinline u32 touch_children(u32 level, u64 first, u32 set, u32 below, u32 alone)
 {
-	u32 shift = level * PINDOWN_EPOCH_FANOUT_SHIFT & 63;
-	u64 left = lo >> shift, right = (hi - 1) >> shift, base = block << PINDOWN_EPOCH_FANOUT_SHIFT;
-	u64 parent = make_tag(level + 1, block), first = make_tag(level, base);
-	u64 from = left > base ? left : base, to = right < base + FANOUT - 1 ? right : base + FANOUT - 1;
-	u32 covered, found = 0, result = 0, far = how & LEFT_FAR;
+	u64 parent = make_tag(level + 1, (first & TAG_BLOCK) >> PINDOWN_EPOCH_FANOUT_SHIFT);
+	u32 far = below >> PINDOWN_EPOCH_FAR_SHIFT & set, near = set & ~far;
 
-	if (from > to)
-		return 0;
-	covered = (2U << ((to - base) & (FANOUT - 1))) - (1U << ((from - base) & (FANOUT - 1)));
-	if (from == left && (left << shift < lo || (left + 1) << shift > hi)) {
-		u32 child = (left - base) & (FANOUT - 1), part;
-
-		covered &= ~(1U << child);
-		part = touch_part(home(parent, child / SLOTS), first + child, how);
-		for (u32 try = 0; try < tries(level) && part == ALONE && far; try++)
-			part = touch_part(away(first + child, try), first + child, how);
-		if (part != ALONE)
-			result = part;
-	}
-	if (to == right && right != left && (right + 1) << shift > hi) {
-		u32 child = (right - base) & (FANOUT - 1), part;
-
-		covered &= ~(1U << child);
-		part = touch_part(home(parent, child / SLOTS), first + child, how);
-		for (u32 try = 0; try < tries(level) && part == ALONE && far; try++)
-			part = touch_part(away(first + child, try), first + child, how);
-		if (part != ALONE)
-			result |= (part & FOUND) | (part & (LEFT | LEFT_FAR)) << 2;
-	}
-	if (covered & ((1 << SLOTS) - 1))
-		found = touch_run(home(parent, 0), first, covered, how);
-	if ((covered & ~found) >> SLOTS)
-		found |= touch_run(home(parent, 1), first, covered & ~found, how);
+	if (near & HALF)
+		touch_run(home(parent, 0), first, near & HALF, alone);
+	if (near >> SLOTS)
+		touch_run(home(parent, 1), first + SLOTS, near >> SLOTS & HALF, alone);
 	if (far)
 		for (u32 i = 0; i < FANOUT; i++)
-			for (u32 try = 0; try < tries(level) && (covered & ~found) >> i & 1; try++)
-				found |= touch_run(away(first + i, try), first, 1U << i, how);
-	return result | (found & covered ? FOUND : 0);
+			if (far >> i & 1)
+				touch_away(level, first + i, 1, alone);
+	return 0;
 }
 
 /*
- * Records that the pages behind [start,end) changed or are about to. An end
- * below the start is one that wrapped. Returns whether there was interest.
+ * Touches a part of a child whose parent has this want_below. Returns the
+ * child's; 0 if it isn't there.
  */
-__noinline u32 touch(u64 start, u64 end)
+static __inline_always u32 touch_cut(struct walk *w, u32 level, u64 block, u32 below)
 {
-	u64 lo = start >> PINDOWN_EPOCH_PAGE_SHIFT, hi;
-	u32 edges = 0, found = 0, how = 0;
+	u64 tag = make_tag(level, block), parent = make_tag(level + 1, block >> PINDOWN_EPOCH_FANOUT_SHIFT), part;
+	u32 child = block & (FANOUT - 1);
+
+	below >>= child;
+	if (!(below & 1))
+		return 0;
+	part = below >> PINDOWN_EPOCH_FAR_SHIFT & 1 ? touch_away(level, tag, 0, w->alone) :
+						      touch_block(home(parent, child / SLOTS), tag, 0, w->alone);
+	w->found |= part >> 32 & 1;
+	return part;
+}
+
+/* Touches the blocks of one level that the range overlaps, and goes down that level. */
+__noinline u32 touch_level(struct walk *w, u32 level)
+{
+	u32 shift = level * PINDOWN_EPOCH_FANOUT_SHIFT & 63, below_left, below_right, cut_left, cut_right, set;
+	u64 left, right, rest;
+
+	if (!w)
+		return 0;
+	rest = (1ULL << shift) - 1;
+	left = w->lo >> shift;
+	right = (w->hi - 1) >> shift;
+	below_left = w->left;
+	below_right = w->right;
+	cut_right = (w->hi & rest) != 0;
+	cut_left = (w->lo & rest) != 0 || (cut_right && left == right);
+	cut_right = cut_right && left != right;
+	w->left = w->right = 0;
+	if (cut_left)
+		w->left = touch_cut(w, level, left, below_left);
+
+	u32 from = (left & (FANOUT - 1)) + cut_left, to = (right & (FANOUT - 1)) + 1 - cut_right;
+	int one = left >> PINDOWN_EPOCH_FANOUT_SHIFT == right >> PINDOWN_EPOCH_FANOUT_SHIFT;
+
+	if (cut_right)
+		w->right = touch_cut(w, level, right, one ? below_left : below_right);
+	set = (one ? 1U << (to & 31) : 1U << FANOUT) - (1U << (from & 31));
+	set &= below_left & CHILDREN;
+	if (set) {
+		w->found = 1;
+		touch_children(level, make_tag(level, left & ~(u64)(FANOUT - 1)), set, below_left, w->alone);
+	}
+	if (one)
+		return 0;
+	set = (1U << (to & 31)) - 1;
+	set &= below_right & CHILDREN;
+	if (set) {
+		w->found = 1;
+		touch_children(level, make_tag(level, right & ~(u64)(FANOUT - 1)), set, below_right, w->alone);
+	}
+	return 0;
+}
+
+/* Whether nobody is interested in anything. */
+static __inline_always int nobody(void)
+{
 	struct bucket *root;
 
-	if (start == end || lo >= MAX_PAGE)
-		return 0;
-	hi = ((end - 1) >> PINDOWN_EPOCH_PAGE_SHIFT) + 1;
-	if (end < start || hi > MAX_PAGE)
-		hi = MAX_PAGE;
 	full_barrier();
+	root = bucket_at(0);
+	return !root || !(READ_ONCE(root->want[0]) | READ_ONCE(root->want_below[0]));
+}
+
+/* touch, after nobody. */
+__noinline u32 touch_somebody(u64 start, u64 end)
+{
+	struct walk w = {};
+	struct bucket *root;
+	u32 want, want_below;
+
+	w.lo = start >> PINDOWN_EPOCH_PAGE_SHIFT;
+	if (start == end || w.lo >= MAX_PAGE)
+		return 0;
+	w.hi = ((end - 1) >> PINDOWN_EPOCH_PAGE_SHIFT) + 1;
+	if (end < start || w.hi > MAX_PAGE)
+		w.hi = MAX_PAGE;
 	root = bucket_at(0);
 	if (!root)
 		return 0;
-	u32 want = READ_ONCE(root->want[0]);
-	u32 want_below = READ_ONCE(root->want_below[0]);
-
-	if (lo == 0 && hi == MAX_PAGE) {
+	want = READ_ONCE(root->want[0]);
+	want_below = READ_ONCE(root->want_below[0]);
+	if (w.lo == 0 && w.hi == MAX_PAGE) {
 		if (want | want_below) {
 			count(&root->self[0], 1);
-			found = FOUND;
+			w.found = 1;
 		}
 	} else {
 		if (want) {
 			count(&root->below[0], 1);
-			found = FOUND;
+			w.found = 1;
 		}
-		if (want_below)
-			edges = LEFT;
-		if (want_below >> PINDOWN_EPOCH_FAR_SHIFT)
-			edges |= LEFT_FAR;
+		w.left = want_below;
 	}
-	if (edges && !__sync_val_compare_and_swap(&alone, 0, 1))
-		how = ALONE;
-	for (s32 level = ROOT_LEVEL - 1; level >= 0 && edges; level--) {
-		u32 shift = (level + 1) * PINDOWN_EPOCH_FANOUT_SHIFT & 63, result = 0;
-
-		if (edges & LEFT)
-			result = touch_children(level, lo >> shift, how | (edges & LEFT_FAR), lo, hi);
-		if (edges & RIGHT)
-			result |= touch_children(level, (hi - 1) >> shift, how | (edges & RIGHT_FAR) >> 2, lo, hi);
-		found |= result & FOUND;
-		edges = result & ~FOUND;
-	}
-	if (found) {
+	if (w.left)
+		w.alone = !__sync_val_compare_and_swap(&alone, 0, 1);
+	for (s32 level = ROOT_LEVEL - 1; level >= 0 && w.left | w.right; level--)
+		touch_level(&w, level);
+	if (w.found) {
 		u32 zero = 0;
 		char *header = bpf_map_lookup_elem(&table, &zero);
 
 		if (header)
 			count((u64 *)(header + PINDOWN_EPOCH_OFF_WORD), PINDOWN_EPOCH_GENERATION_ONE);
 	}
-	if (how)
+	if (w.alone)
 		leave();
-	return found;
+	return w.found;
+}
+
+/*
+ * Records that the pages behind [start,end) changed or are about to. An end
+ * below the start is one that wrapped. Returns whether there was interest.
+ */
+static __inline_always u32 touch(u64 start, u64 end)
+{
+	return nobody() ? 0 : touch_somebody(start, end);
 }
 
 #endif
