@@ -140,6 +140,16 @@ func (f *outputs) finish(good bool) error {
 	return errors.Join(errs...)
 }
 
+// keepTrace leaves a recording that couldn't be written to its end where it is.
+func (f *outputs) keepTrace(err error) error {
+	t := f.trace
+	f.trace = nil
+	if t.Path() != "" {
+		err = fmt.Errorf("%w; what was written until then is in %s", err, t.Name())
+	}
+	return errors.Join(err, t.Close())
+}
+
 func (o *profileOptions) run(cmd *cobra.Command, args []string) (err error) {
 	switch {
 	case o.pid < 0 || o.pid == 0 && cmd.Flags().Changed("pid"):
@@ -190,13 +200,17 @@ func (o *profileOptions) run(cmd *cobra.Command, args []string) (err error) {
 	}
 	res, err := profile.Run(ctx, &opts)
 	bar.line("")
-	if err != nil {
+	if res == nil {
 		return shellCode(err)
 	}
-	if err := o.write(cmd, res, &files); err != nil {
+	if err != nil {
+		err = files.keepTrace(err)
+	}
+	written := o.write(cmd, res, &files)
+	good = written == nil
+	if err := errors.Join(err, written); err != nil {
 		return err
 	}
-	good = true
 	if o.pid == 0 && res.ExitCode != 0 {
 		return exitError(res.ExitCode)
 	}

@@ -214,7 +214,7 @@ func (o *replayOptions) run(cmd *cobra.Command, args []string) (err error) {
 	}
 	if o.html != "" {
 		if err := outfile.Write(o.html, res.WriteHTML); err != nil {
-			return fmt.Errorf("write report: %w", err)
+			return err
 		}
 	}
 	write := res.WriteText

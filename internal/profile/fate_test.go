@@ -1,6 +1,19 @@
 package profile
 
-import "testing"
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
 
 // TestFate: what has ended doesn't still run, even if its exit code was lost.
 func TestFate(t *testing.T) {
@@ -13,6 +26,79 @@ func TestFate(t *testing.T) {
 	} {
 		if got := r.fate(); got != want {
 			t.Errorf("%+v: %q, want %q", r, got, want)
+		}
+	}
+}
+
+// TestLost: what is incomplete is said, and what isn't.
+func TestLost(t *testing.T) {
+	for _, c := range []struct {
+		l    Lost
+		want string
+		not  string
+	}{
+		{Lost{Events: 1}, "complete all the same", "Nothing is known"},
+		{Lost{Events: 1, Tasks: 2}, "Nothing is known of the calls of tasks", "complete"},
+		{Lost{Stacks: 3}, "3 stacks", "complete"},
+	} {
+		r := Result{Lost: c.l}
+		if s := r.lost(); !strings.Contains(s, c.want) || strings.Contains(s, c.not) {
+			t.Errorf("%+v: %s", c.l, s)
+		}
+	}
+	if s := (&Result{}).lost(); s != "" {
+		t.Error(s)
+	}
+}
+
+// TestCommandOf: what can't be followed is refused with the reason.
+func TestCommandOf(t *testing.T) {
+	if got, err := commandOf(os.Getpid()); err != nil || !slices.Equal(got, os.Args) {
+		t.Errorf("%q, %v", got, err)
+	}
+
+	// A thread.
+	tid, end := make(chan int), make(chan struct{})
+	go func() {
+		runtime.LockOSThread() // which ends with the goroutine
+		if n := unix.Gettid(); n != os.Getpid() {
+			tid <- n
+		} else {
+			tid <- 0
+		}
+		<-end
+	}()
+	if n := <-tid; n != 0 {
+		if _, err := commandOf(n); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("thread of process %d", os.Getpid())) {
+			t.Errorf("thread: %v", err)
+		}
+	}
+	close(end)
+
+	// A process that has ended, but is still there.
+	cmd := exec.Command("true")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := commandOf(cmd.Process.Pid); !errors.Is(err, os.ErrProcessDone) {
+		t.Errorf("zombie: %v", err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
+
+	// A thread of the kernel: none has memory, others have some.
+	all, err := filepath.Glob("/proc/[0-9]*/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range all {
+		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		if got, err := commandOf(pid); pid == 2 && err == nil && slices.Equal(got, []string{"kthreadd"}) {
+			t.Errorf("process %d is the kernel's: %q", pid, got)
 		}
 	}
 }

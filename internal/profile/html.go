@@ -1,6 +1,7 @@
 package profile
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"math/bits"
@@ -37,7 +38,7 @@ func (r *Result) facts() []report.Fact {
 		{Name: "Processes", Value: fmt.Sprint(r.Processes)},
 		{Name: "Threads with VM operations", Value: fmt.Sprint(len(r.Threads))},
 		{Name: "Cost", Value: fmt.Sprintf("%s in BPF programs, %.1f %% of the program's processor time", report.Seconds.Format(o.Seconds), 100*o.Share)},
-		{Name: "Lost", Value: fmt.Sprintf("%d events, %d stacks", r.Lost.Events, r.Lost.Stacks)},
+		{Name: "Lost", Value: cmp.Or(r.lost(), "nothing")},
 	}
 }
 

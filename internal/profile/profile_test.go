@@ -335,8 +335,48 @@ func TestCountsSurviveLoss(t *testing.T) {
 		t.Errorf("mremap: %d bytes, want %d", o.Bytes, want)
 	}
 	var text bytes.Buffer
-	if err := res.WriteText(&text); err != nil || !strings.Contains(text.String(), "Lost: ") {
+	if err := res.WriteText(&text); err != nil || !strings.Contains(text.String(), "Lost: ") || !strings.Contains(text.String(), "--buffer") {
 		t.Errorf("%v: %s", err, text.String())
+	}
+	var page bytes.Buffer
+	if err := res.WriteHTML(&page); err != nil || !strings.Contains(page.String(), res.lost()) {
+		t.Errorf("%v: no %q in the report", err, res.lost())
+	}
+}
+
+// full is a disk that gets full.
+type full struct{ left int }
+
+func (f *full) Write(b []byte) (int, error) {
+	if f.left -= len(b); f.left < 0 {
+		return 0, syscall.ENOSPC
+	}
+	return len(b), nil
+}
+
+// TestDiskFull: a recording that can't be written to its end ends early, and is
+// an error; the program and its profile go on.
+func TestDiskFull(t *testing.T) {
+	program := compile(t, "churn")
+	const plenty = 1 << 30
+	disk := &full{plenty}
+	profileIt(t, &Options{Command: []string{program}, Trace: disk})
+	whole := plenty - disk.left
+	for _, room := range []int{2000, whole * 9 / 10} { // in the middle, at the end
+		res, err := Run(context.Background(), &Options{Command: []string{program}, Trace: &full{room}})
+		if !errors.Is(err, syscall.ENOSPC) || res == nil {
+			t.Fatalf("room for %d of %d bytes: result %v, error %v", room, whole, res != nil, err)
+		}
+		const rounds = 200 + 3*50 + 30
+		if o := res.Operations["mremap"]; res.ExitCode != 3 || o == nil || o.Count != rounds {
+			t.Errorf("exit code %d, mremap %+v", res.ExitCode, o)
+		}
+		if !slices.ContainsFunc(res.Notes, func(n string) bool { return strings.HasPrefix(n, "the recording ends early: ") }) {
+			t.Errorf("notes: %q", res.Notes)
+		}
+	}
+	if _, err := Run(context.Background(), &Options{Command: []string{program}, Trace: &full{}}); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("no room at all: %v", err)
 	}
 }
 

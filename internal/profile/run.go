@@ -122,7 +122,9 @@ type run struct {
 
 // Run runs a program and returns what its VM activity was. The program's exit
 // code is in the result; an error is Run's own. When the context ends a program
-// that Run started is killed, and one that it follows is let go.
+// that Run started is killed, and one that it follows is let go. If the recording
+// can't be written any more, Run goes on without it, and returns both the result
+// and the error.
 func Run(ctx context.Context, opts *Options) (_ *Result, err error) {
 	o, err := opts.withDefaults()
 	if err != nil {
@@ -150,7 +152,7 @@ func Run(ctx context.Context, opts *Options) (_ *Result, err error) {
 	r.lastAt = r.began
 	if o.Trace != nil {
 		if r.trace, err = trace.NewWriter(o.Trace, &trace.WriterOptions{MaxBytes: o.TraceBytes}); err != nil {
-			return nil, fmt.Errorf("write trace: %w", err)
+			return nil, err
 		}
 	}
 	r.a = newAnalysis(r.began, r.spaces, r.probe.Stack, r.trace)
@@ -203,14 +205,10 @@ func ownTime() time.Duration {
 func (r *run) start() error {
 	command := r.o.Command
 	if len(command) == 0 {
-		raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", r.pid))
-		if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-			err = errors.New("there is none of that number")
-		}
-		if err != nil {
+		var err error
+		if command, err = commandOf(r.pid); err != nil {
 			return fmt.Errorf("follow process %d: %w", r.pid, err)
 		}
-		command = strings.Split(strings.TrimRight(string(raw), "\x00"), "\x00")
 	}
 	r.o.Command = command
 	if r.trace != nil {
@@ -218,7 +216,7 @@ func (r *run) start() error {
 			Began: time.Now(), Command: command, Arch: runtime.GOARCH, CPUs: runtime.NumCPU(), Kernel: sys.Release(),
 			PageSize: os.Getpagesize(), Mode: "bpf-syscalls", UseRule: r.a.uses.Rule, Tool: r.o.Tool,
 		}); err != nil {
-			return fmt.Errorf("write trace: %w", err)
+			return err
 		}
 	}
 	if r.o.PID != 0 {
@@ -231,6 +229,44 @@ func (r *run) start() error {
 	}
 	r.pid = r.cmd.Process.Pid
 	return nil
+}
+
+// commandOf returns what a process was started with, its name if that isn't
+// known, or an error if it can't be followed.
+func commandOf(pid int) ([]string, error) {
+	read := func(name string) (string, error) {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+			err = errors.New("there is none of that number")
+		}
+		return string(b), err
+	}
+	status, err := read("status")
+	if err != nil {
+		return nil, err
+	}
+	field := func(name string) string {
+		_, rest, _ := strings.Cut(status, "\n"+name+":")
+		line, _, _ := strings.Cut(rest, "\n")
+		return strings.TrimSpace(line)
+	}
+	switch leader := field("Tgid"); {
+	case leader != strconv.Itoa(pid):
+		return nil, fmt.Errorf("it is a thread of process %s: follow that", leader)
+	case strings.HasPrefix(field("State"), "Z"):
+		return nil, fmt.Errorf("%w: its parent hasn't asked for its exit code yet", os.ErrProcessDone)
+	case field("VmSize") == "":
+		return nil, errors.New("it is a thread of the kernel, which has no memory of its own")
+	}
+	line, err := read("cmdline")
+	if err != nil {
+		return nil, err
+	}
+	if line = strings.TrimRight(line, "\x00"); line == "" {
+		_, rest, _ := strings.Cut("\n"+status, "\nName:")
+		line, _, _ = strings.Cut(strings.TrimSpace(rest), "\n")
+	}
+	return strings.Split(line, "\x00"), nil
 }
 
 // attach follows a process that runs.
@@ -324,6 +360,12 @@ func waitFor(ctx context.Context, pid int) error {
 	return ctx.Err()
 }
 
+// stopTrace goes on without the recording.
+func (r *run) stopTrace(err error) {
+	r.trace, r.a.trace = nil, nil
+	r.note("the recording ends early: %v", err)
+}
+
 // drain takes in what happened.
 func (r *run) drain() error {
 	r.spaces.drain(r.side, now())
@@ -336,8 +378,8 @@ func (r *run) drain() error {
 			r.a.traced(r.trace.Flush())
 		}
 	}
-	if err := r.a.traceErr; err != nil {
-		return fmt.Errorf("write trace: %w", err)
+	if err := r.a.traceErr; err != nil && r.trace != nil {
+		r.stopTrace(err)
 	}
 	for _, m := range r.spaces.takeNew() {
 		if probe.IsVerbs(m.path) {
@@ -407,16 +449,16 @@ func (r *run) finish() (*Result, error) {
 		res.ended(syscall.WaitStatus(*r.a.status))
 	}
 	delete(r.a.running, uint32(r.pid))
-	if n := len(r.a.running); n > 0 && r.ended {
+	if n := len(r.a.running); n > 0 && r.ended && res.Lost.Events == 0 {
 		r.note("%s still ran when the program ended", plural(n, "other process", "other processes"))
 	}
-	res.Notes = append(append(res.Notes, r.probe.Notes()...), r.notes...)
 	if r.trace != nil {
 		if err := r.finishTrace(&res.Lost, elapsed); err != nil {
-			return nil, fmt.Errorf("write trace: %w", err)
+			r.stopTrace(err)
 		}
 	}
-	return res, nil
+	res.Notes = append(append(res.Notes, r.probe.Notes()...), r.notes...)
+	return res, r.a.traceErr
 }
 
 // ended notes how the program ended.

@@ -217,14 +217,28 @@ func (p *printer) rest(r *Result) {
 	if o.MachineSeconds > 2*o.Seconds && o.MachineSeconds > 0.001 {
 		p.f("For all of the machine's system calls the BPF programs took %s.\n", duration(o.MachineSeconds))
 	}
-	l := r.Lost
-	if l != (Lost{}) {
-		p.f("Lost: %d events, %d stacks, %d tasks, %d mappings. The counts, bytes and times of operations are complete all the same.\n",
-			l.Events, l.Stacks, l.Tasks, l.Mappings)
+	if text := r.lost(); text != "" {
+		p.f("Lost: %s\n", text)
 	}
 	for _, n := range r.Notes {
 		p.f("Note: %s\n", n)
 	}
+}
+
+// lost says what is missing, and of what; nothing if nothing is.
+func (r *Result) lost() string {
+	l := r.Lost
+	if l == (Lost{}) {
+		return ""
+	}
+	s := fmt.Sprintf("%d events, %d stacks, %d tasks, %d mappings.", l.Events, l.Stacks, l.Tasks, l.Mappings)
+	switch {
+	case l.Tasks > 0:
+		s += " Nothing is known of the calls of tasks that were lost."
+	case l.Events > 0:
+		s += " Calls, failures, bytes and times of operations are complete all the same; all else is of the events that are left: a larger --buffer loses fewer."
+	}
+	return s
 }
 
 func size(n uint64) string { return report.Bytes.Format(float64(n)) }

@@ -20,13 +20,12 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/pindown/pindown/device"
 	"github.com/pindown/pindown/device/iouring"
 	"github.com/pindown/pindown/internal/calibrate"
 	"github.com/pindown/pindown/internal/profile"
 	"github.com/pindown/pindown/internal/replay"
+	"github.com/pindown/pindown/internal/sys"
 	"github.com/pindown/pindown/internal/workloads"
 	"github.com/pindown/pindown/trace"
 )
@@ -134,16 +133,18 @@ func (o *options) measureAll(ctx context.Context) (_ *measured, err error) {
 	if o.models, err = costModels(ctx); err != nil {
 		return nil, err
 	}
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
+	var major, minor int
+	if _, err := fmt.Sscanf(sys.Release(), "%d.%d", &major, &minor); err != nil {
 		return nil, err
 	}
-	var major, minor int
-	if _, err := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &major, &minor); err != nil {
-		return nil, err
+	kernel := fmt.Sprintf("Linux %d.%d", major, minor)
+	for i := range o.models {
+		// The rest of the name is of this machine alone.
+		m := &o.models[i]
+		m.Source = strings.ReplaceAll(m.Source, "Linux "+sys.Release(), kernel)
 	}
 	all := &measured{
-		Kernel: fmt.Sprintf("Linux %d.%d", major, minor), Arch: runtime.GOARCH, CPUs: runtime.NumCPU(), Go: runtime.Version(), Models: o.models,
+		Kernel: kernel, Arch: runtime.GOARCH, CPUs: runtime.NumCPU(), Go: runtime.Version(), Models: o.models,
 	}
 	for _, w := range workloads.All() {
 		if o.only != "" && w.Name != o.only {
