@@ -52,15 +52,16 @@ type Cache struct {
 	hitCheck func() bool // nil unless the monitor asks for it
 	guard    *forkguard.Guard
 
-	sets     [2]*regionSet // by whether RelaxedOrdering is asked for
-	dev      device.Device
-	opts     Options
-	lim      device.Limits
-	pageSize uintptr
-	born     time.Time
-	selected *auto.Selection // the monitor that New opened, or nil; guarded by mu
-	parting  atomic.Pointer[auto.Selection]
-	wider    sync.Map // of entry to the Range that the device registered
+	sets      [2]*regionSet // by whether RelaxedOrdering is asked for
+	dev       device.Device
+	opts      Options
+	lim       device.Limits
+	pageSize  uintptr
+	born      time.Time
+	noMonitor string          // why there is none; immutable after New
+	selected  *auto.Selection // the monitor that New opened, or nil; guarded by mu
+	parting   atomic.Pointer[auto.Selection]
+	wider     sync.Map // of entry to the Range that the device registered
 
 	stats counters
 
@@ -189,7 +190,8 @@ func New(dev device.Device, o *Options) (*Cache, error) {
 		c.hitCheck = m.HitCheck()
 	} else {
 		c.perUseOnly = PerUseNoMonitor
-		c.opts.Logger.Warn("no usable monitor, registering per use", slog.String("reason", c.selected.Reason()))
+		c.noMonitor = c.selected.Reason()
+		c.opts.Logger.Warn("no usable monitor, registering per use", slog.String("reason", c.noMonitor))
 		if c.table, err = nullTable(); err != nil {
 			return nil, errors.Join(err, guard.Close())
 		}
@@ -232,7 +234,7 @@ func (c *Cache) Reason() string {
 	case PerUseInvalid:
 		return ""
 	case PerUseNoMonitor:
-		return "no usable monitor: " + c.selected.Reason()
+		return "no usable monitor: " + c.noMonitor
 	default:
 		return c.perUseOnly.String()
 	}

@@ -26,19 +26,25 @@ import (
 // Pages are versions, which only grow: what is handed out must hold, of each
 // page, at least the version that was there when it was asked for.
 type storm struct {
+	weather
 	t       *testing.T
 	c       *pindown.Cache
-	o       pindown.Options
 	dev     *devicetest.Fake
 	mon     *monitortest.Fake
 	version [stormPages]atomic.Uint64
-	faults  int // one in so many calls of the device fails; 0: none
-	pending int // one in so many calls of Cover is refused; 0: none
-	nested  bool
-	late    bool // the monitor records after the change, as uffd does
 
 	changing           atomic.Int64 // changes that neither the record nor the busy count shows yet
 	acquires, failures atomic.Int64
+}
+
+// weather says what kind of storm it is.
+type weather struct {
+	o       pindown.Options
+	faults  int  // one in so many calls of the device fails; 0: none
+	pending int  // one in so many calls of Cover is refused; 0: none
+	nested  bool // the device changes the address space and calls the cache
+	late    bool // the monitor records after the change, as uffd does
+	lanes   bool
 }
 
 const (
@@ -159,18 +165,25 @@ func (s *storm) context(rnd *rand.Rand) (context.Context, context.CancelFunc) {
 }
 
 func (s *storm) work(rnd *rand.Rand, n int) {
-	lane, err := s.c.NewLane()
-	if err != nil {
-		if !errors.Is(err, pindown.ErrClosed) {
-			s.t.Error(err)
+	var acquirer interface {
+		AcquireRange(ctx context.Context, r pindown.Range, a pindown.Access) (pindown.Region, error)
+		TryAcquireRange(r pindown.Range, a pindown.Access) (pindown.Region, bool)
+	} = s.c
+	if s.lanes {
+		lane, err := s.c.NewLane()
+		if err != nil {
+			if !errors.Is(err, pindown.ErrClosed) {
+				s.t.Error(err)
+			}
+			return
 		}
-		return
+		defer func() {
+			if err := lane.Close(); err != nil {
+				s.t.Error(err)
+			}
+		}()
+		acquirer = lane
 	}
-	defer func() {
-		if err := lane.Close(); err != nil {
-			s.t.Error(err)
-		}
-	}()
 	var r pindown.Range
 	var a pindown.Access
 	for i := range n {
@@ -180,6 +193,7 @@ func (s *storm) work(rnd *rand.Rand, n int) {
 		before, _ := s.frames(r)
 		ctx, cancel := s.context(rnd)
 		var reg pindown.Region
+		var err error
 		ok := true
 		switch k := rnd.IntN(16); k {
 		case 0:
@@ -206,9 +220,9 @@ func (s *storm) work(rnd *rand.Rand, n int) {
 		case 4, 5, 6:
 			reg, ok = s.c.TryAcquireRange(r, a)
 		case 7, 8, 9:
-			reg, ok = lane.TryAcquireRange(r, a)
+			reg, ok = acquirer.TryAcquireRange(r, a)
 		case 10, 11:
-			reg, err = lane.AcquireRange(ctx, r, a)
+			reg, err = acquirer.AcquireRange(ctx, r, a)
 		default:
 			reg, err = s.c.AcquireRange(ctx, r, a)
 		}
@@ -220,7 +234,6 @@ func (s *storm) work(rnd *rand.Rand, n int) {
 				s.t.Errorf("acquire: %v", err)
 			}
 			s.failures.Add(1)
-			err = nil
 		default:
 			s.verify(r, a, before, reg)
 		}
@@ -403,7 +416,7 @@ func TestStorm(t *testing.T) {
 		seed = s
 	}
 	t.Logf("seed %d", seed)
-	for i, s := range []*storm{
+	for i, w := range []weather{
 		{o: pindown.Options{MaxRegions: 1, MaxBytes: 1 << 30}},
 		{o: pindown.Options{MaxRegions: 1000, MaxBytes: page}},
 		{o: pindown.Options{MaxRegions: 8, MaxBytes: 1 << 30, MergeBytes: -1}, faults: 10},
@@ -414,9 +427,11 @@ func TestStorm(t *testing.T) {
 		{o: pindown.Options{MaxRegions: 8, MaxBytes: 1 << 30}, late: true, nested: true},
 		{o: pindown.Options{MaxRegions: 1 << 16, MaxBytes: 1 << 30, MergeAbove: 1}, late: true, faults: 50},
 	} {
-		t.Run(fmt.Sprint(i), func(t *testing.T) {
-			s.t = t
-			s.run(seed + uint64(i))
-		})
+		for _, lanes := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d/lanes=%v", i, lanes), func(t *testing.T) {
+				w.lanes = lanes
+				(&storm{weather: w, t: t}).run(seed + uint64(i))
+			})
+		}
 	}
 }
