@@ -37,8 +37,9 @@ type Exposure struct {
 // ErrReleased, ErrForked, the context's, and the device's, wrapped:
 // device.ErrNotSupported if it isn't a device.Exposer, device.ErrAccess,
 // device.ErrInvalid for a range elsewhere, device.ErrNoSlots, device.ErrRevoked
-// after an update that has left the region without meaning. While an update is
-// under way it waits, for the context's time.
+// after an update that has left the region without meaning; ErrStale if a VM operation
+// has overtaken the region, since what peers would reach is not what is mapped: update
+// it, or acquire anew. While an update is under way it waits, for the context's time.
 func (r Region) Expose(ctx context.Context, rng Range, access Access) (*Exposure, error) {
 	if r.e == nil {
 		return nil, fmt.Errorf("expose: %w", ErrReleased)
@@ -65,19 +66,29 @@ func (r Region) Expose(ctx context.Context, rng Range, access Access) (*Exposure
 	c.exposed[r.e]++
 	c.mu.Unlock()
 	x := &Exposure{c: c, dev: dev, e: r.e}
+	made := false
+	defer func() {
+		if !made {
+			x.end()
+		}
+	}()
 	var err error
 	for last := false; ; {
-		x.state, err = dev.Expose(ctx, c.registration(r.e), rng, access)
-		if !errors.Is(err, device.ErrRevoked) && !errors.Is(err, device.ErrBusy) || last {
+		if r.Stale() {
+			err = ErrStale
+		} else {
+			x.state, err = dev.Expose(ctx, c.registration(r.e), rng, access)
+		}
+		if !errors.Is(err, ErrStale) && !errors.Is(err, device.ErrRevoked) && !errors.Is(err, device.ErrBusy) || last {
 			break
 		}
 		// An update is under way, or was.
 		last = !c.awaitUpdate(ctx, r.e)
 	}
 	if err != nil {
-		x.end()
-		return nil, fmt.Errorf("expose: %w", err)
+		return nil, fmt.Errorf("expose %v: %w", rng, err)
 	}
+	made = true
 	return x, nil
 }
 

@@ -21,7 +21,8 @@ import (
 // range is then the program's own concern.
 //
 // A request that fails, or is flushed since one before it failed, leaves the key as
-// it was; when all outcomes have been told, the key goes on from there.
+// it was; when all outcomes have been told, the key goes on from there. Until then
+// nothing can be posted for it (device.ErrQueue).
 //
 // Its methods may be called from many goroutines, and what is posted is in the
 // order of the calls.
@@ -77,7 +78,7 @@ func (c *Cache) NewFastKey(ctx context.Context, q device.WorkQueue, maxBytes uin
 // if not nil, is told the request's outcome, from a goroutine of the device; it
 // must not block nor post.
 //
-// On error nothing was posted. Errors: ErrReleased; ErrStale if a VM operation has
+// On error nothing was posted. Errors: ErrReleased; ErrForked; ErrStale if a VM operation has
 // overtaken r (update it, or acquire anew); device.ErrBusy if the key is lent, or
 // the queue is full; and what device.WorkQueue says, all wrapped.
 func (k *FastKey) Register(r Region, rng Range, access Access, done func(error)) (key uint32, err error) {
@@ -85,6 +86,8 @@ func (k *FastKey) Register(r Region, rng Range, access Access, done func(error))
 		return 0, fmt.Errorf("fast-register %v: %w", rng, err)
 	}
 	switch {
+	case k.c.guard.Forked():
+		return fail(ErrForked)
 	case r.e == nil:
 		return fail(ErrReleased)
 	case r.c != k.c:
@@ -94,20 +97,20 @@ func (k *FastKey) Register(r Region, rng Range, access Access, done func(error))
 	}
 	k.post.Lock()
 	defer k.post.Unlock()
-	if k.freed {
-		return fail(device.ErrNotRegistered)
-	}
-	before := k.state()
-	if before.lent {
+	before, err := k.state()
+	switch {
+	case err != nil:
+		return fail(err)
+	case before.lent:
 		return fail(fmt.Errorf("key %#x means something: %w", before.key, device.ErrBusy))
 	}
 	after := fastState{key: device.NextKey(before.key), lent: true}
-	k.note(after)
-	err = k.q.PostFastRegister(device.FastRegister{
-		Key: after.key, Over: r.Registration(), Range: rng, Access: access, Done: k.outcome(after, done),
+	err = k.posts(before, after, func() error {
+		return k.q.PostFastRegister(device.FastRegister{
+			Key: after.key, Over: r.Registration(), Range: rng, Access: access, Done: k.outcome(after, done),
+		})
 	})
 	if err != nil {
-		k.withdraw(before)
 		return fail(err)
 	}
 	return after.key, nil
@@ -117,25 +120,53 @@ func (k *FastKey) Register(r Region, rng Range, access Access, done func(error))
 // Register. When it has completed, nobody reaches anything through the key. It
 // returns a wrapped device.ErrNotRegistered if the key isn't lent.
 func (k *FastKey) Invalidate(done func(error)) error {
+	if k.c.guard.Forked() {
+		return fmt.Errorf("invalidate fast key: %w", ErrForked)
+	}
 	k.post.Lock()
 	defer k.post.Unlock()
-	before := k.state()
-	if !before.lent || k.freed {
-		return fmt.Errorf("invalidate key %#x: %w", before.key, device.ErrNotRegistered)
+	before, err := k.state()
+	if err == nil && !before.lent {
+		err = device.ErrNotRegistered
 	}
-	after := fastState{key: before.key}
-	k.note(after)
-	if err := k.q.PostLocalInvalidate(device.LocalInvalidate{Key: before.key, Done: k.outcome(after, done)}); err != nil {
-		k.withdraw(before)
+	if err == nil {
+		after := fastState{key: before.key}
+		err = k.posts(before, after, func() error {
+			return k.q.PostLocalInvalidate(device.LocalInvalidate{Key: before.key, Done: k.outcome(after, done)})
+		})
+	}
+	if err != nil {
 		return fmt.Errorf("invalidate key %#x: %w", before.key, err)
 	}
 	return nil
 }
 
-func (k *FastKey) state() fastState {
+// state returns what the key will be when everything posted has been carried out, or
+// why nothing can be posted for it. post must be held.
+func (k *FastKey) state() (fastState, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.posted
+	switch {
+	case k.freed:
+		return k.posted, device.ErrNotRegistered
+	case k.failed:
+		return k.posted, fmt.Errorf("a request has failed, and %d outcomes are to be told: %w", k.pending, device.ErrQueue)
+	}
+	return k.posted, nil
+}
+
+// posts posts a request that leads from one state to another.
+func (k *FastKey) posts(before, after fastState, post func() error) (err error) {
+	posted := false
+	defer func() {
+		if !posted {
+			k.withdraw(before)
+		}
+	}()
+	k.note(after)
+	err = post()
+	posted = err == nil
+	return err
 }
 
 // note notes a request that is about to be posted.
@@ -185,6 +216,9 @@ func (k *FastKey) outcome(after fastState, done func(error)) func(error) {
 // nothing, while the key means something or requests for it are under way. It is
 // idempotent.
 func (k *FastKey) Close() error {
+	if k.c.guard.Forked() {
+		return fmt.Errorf("close fast key: %w", ErrForked)
+	}
 	k.post.Lock()
 	defer k.post.Unlock()
 	if k.freed {

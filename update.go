@@ -39,10 +39,13 @@ const (
 	UpdateInvalid UpdatePolicy = iota // invalid
 	// UpdateStrict: a key that means the old pages means nothing before it means
 	// the new ones, and work under the two never overlaps. Acquires of the range
-	// wait; the update waits until every other holder has released the region
+	// wait, so a holder who acquires the range once more before releasing it waits for
+	// an update that waits for it, for as long as a context allows. The update waits
+	// until every other holder has released the region
 	// and, where the device can tell (device.Flusher), until what was posted has
-	// completed; then it revokes and loads (device.RevokingUpdater). In between
-	// peers get what the device answers under a revoked key.
+	// completed; then it revokes and loads (device.RevokingUpdater). Where the device
+	// can't tell, who has work in flight waits for it first. In between peers get what
+	// the device answers under a revoked key.
 	UpdateStrict // strict
 	// UpdateAtomic: the keys pass from the old pages to the new in one step
 	// (device.Updater). Work in flight sees the old or the new, never both within
@@ -130,6 +133,13 @@ const (
 // waits for the caller's own holds as well: who holds the region calls
 // [Region.Update].
 //
+// A strict update needs what is in flight under the keys to be over, and the caller
+// sees to that: holders have waited for their work before they release. A
+// device.Flusher makes sure of it, and where requests are in flight that nobody waits
+// for (device.ErrBusy for longer than Options.RegisterTimeout, as on an io_uring
+// whose completions aren't taken) the update fails before it has changed anything. An
+// atomic update needs none of this.
+//
 // Errors: ErrRange, ErrPolicy, ErrClosed, ErrForked, the context's, the
 // monitor's and the device's, all wrapped.
 func (c *Cache) Update(ctx context.Context, r Range, policy UpdatePolicy) ([]Updated, error) {
@@ -148,7 +158,14 @@ func (c *Cache) Update(ctx context.Context, r Range, policy UpdatePolicy) ([]Upd
 	}
 	out := make([]Updated, 0, len(list))
 	var errs []error
-	for _, e := range list {
+	defer func() {
+		for _, e := range list { // There are some if the device has panicked.
+			c.giveBack(e)
+		}
+	}()
+	for len(list) > 0 {
+		e := list[0]
+		list = list[1:]
 		u := c.update(ctx, e, policy)
 		errs = append(errs, u.Err)
 		out = append(out, u)
@@ -160,8 +177,10 @@ func (c *Cache) Update(ctx context.Context, r Range, policy UpdatePolicy) ([]Upd
 // doesn't wait for this hold, nor for those of others who are in Region.Update, by
 // whichever policy (else the two would wait for each other): the
 // caller posts no work under the keys until Update returns, and on a device that
-// isn't a device.Flusher has none in flight. A
-// registration per use is always updated, as nothing tells whether it is stale.
+// isn't a device.Flusher has none in flight. Calls at the same time through copies of
+// one Region count as so many holders. On a device that can't update, room is needed
+// for another registration beside this one, and if Options.WaitForBudget is set the
+// call waits for it. A registration per use is always updated, as nothing tells whether it is stale.
 //
 // After UpdateDone the caller holds the updated registration, with the same keys.
 // After UpdateKeyChanged it holds the old registration still, with the old keys and
@@ -185,10 +204,12 @@ func (r Region) Update(ctx context.Context, policy UpdatePolicy) (Updated, error
 	c.lent[e]++ // the caller's hold
 	c.lend(e)
 	c.mu.Unlock()
+	defer func() {
+		c.lock()
+		c.settleLoan(e)
+		c.mu.Unlock()
+	}()
 	u := c.update(ctx, e, policy)
-	c.lock()
-	c.settleLoan(e)
-	c.mu.Unlock()
 	return u, u.Err
 }
 
@@ -247,6 +268,12 @@ func (c *Cache) staleIn(r Range) ([]*entry, error) {
 	}
 	c.lock()
 	defer c.mu.Unlock()
+	// What is dying may be held.
+	for c.settle(); c.settling > 0; c.settle() {
+		c.mu.Unlock()
+		runtime.Gosched() // The reaper has them, in a moment.
+		c.lock()
+	}
 	if c.closed {
 		return nil, ErrClosed
 	}
@@ -386,15 +413,15 @@ func reviving(ctx context.Context) bool {
 // updateClaimed is update once e is dead and f keeps others off.
 func (c *Cache) updateClaimed(ctx context.Context, e *entry, f *flight, policy UpdatePolicy) Updated {
 	u := unchangedKeys(e)
-	if policy == UpdateStrict {
-		if err := c.drain(ctx, e); err != nil {
-			u.Outcome, u.Err = UpdateFailed, err
+	done := false
+	defer func() {
+		if !done { // The device has panicked.
 			c.land(f)
 			c.giveBack(e)
-			return u
 		}
-	}
-	n, err := c.repoint(ctx, e, policy)
+	}()
+	n, err := c.drainAndRepoint(ctx, e, policy)
+	done = true
 	switch {
 	case n != nil:
 		c.moveTo(f, e, n)
@@ -432,6 +459,16 @@ func (c *Cache) updateClaimed(ctx context.Context, e *entry, f *flight, policy U
 	c.land(f)
 	c.giveBack(e)
 	return u
+}
+
+// drainAndRepoint is repoint after e has no user, if policy asks for that.
+func (c *Cache) drainAndRepoint(ctx context.Context, e *entry, policy UpdatePolicy) (*entry, error) {
+	if policy == UpdateStrict {
+		if err := c.drain(ctx, e); err != nil {
+			return nil, err
+		}
+	}
+	return c.repoint(ctx, e, policy)
 }
 
 // errOvertaken is why an updated region is stale again.
@@ -480,10 +517,15 @@ func (c *Cache) repoint(ctx context.Context, e *entry, policy UpdatePolicy) (*en
 	if err := c.table.Watch(&n.watch, n.rng()); err != nil {
 		return nil, fmt.Errorf("watch: %w", err)
 	}
+	made := false
+	defer func() {
+		if !made {
+			c.table.Unwatch(&n.watch)
+		}
+	}()
 	old := c.registration(e)
 	reg, stamp, err := c.repointOnce(ctx, e, n, policy, old)
 	if err != nil {
-		c.table.Unwatch(&n.watch)
 		return nil, err
 	}
 	n.stamp = stamp
@@ -491,7 +533,6 @@ func (c *Cache) repoint(ctx context.Context, e *entry, policy UpdatePolicy) (*en
 		next, stamp, again := c.repointOnce(ctx, e, n, policy, old)
 		if again != nil && (e.refs.Load()&refRevoked != 0 || errors.Is(again, device.ErrRegistrationLost)) {
 			// Nothing is left of what the try before has done.
-			c.table.Unwatch(&n.watch)
 			return nil, again
 		}
 		if again != nil {
@@ -500,6 +541,7 @@ func (c *Cache) repoint(ctx context.Context, e *entry, policy UpdatePolicy) (*en
 		}
 		reg, n.stamp = next, stamp
 	}
+	made = true
 	n.refs.Store(1)
 	c.adopt(n, reg)
 	return n, err
@@ -548,7 +590,7 @@ func (c *Cache) takeStamp(ctx context.Context, e *entry) (stamp uint64, err erro
 		if err == nil {
 			return stamp, nil
 		}
-		if !errors.Is(err, monitor.ErrPending) || c.clock() >= end {
+		if !errors.Is(err, monitor.ErrPending) || c.clock() >= end || impatient(ctx) {
 			return 0, fmt.Errorf("cover: %w", err)
 		}
 		select {

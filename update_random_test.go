@@ -316,12 +316,16 @@ func (h *history) expose(x *histHold) {
 	if x.exposure != nil || !x.reg.Cached() {
 		return
 	}
+	stale := x.reg.Stale() && h.onuse != pindown.StaleUpdate // else it may be updated meanwhile
 	e, err := x.reg.Expose(h.t.Context(), h.mem[x.at], pindown.RemoteRead|pindown.RemoteWrite)
 	if err != nil {
-		if !errors.Is(err, errInjected) && !x.key.gone {
+		if !errors.Is(err, errInjected) && !x.key.gone && !errors.Is(err, pindown.ErrStale) {
 			h.fatalf("expose: %v", err)
 		}
 		return
+	}
+	if stale {
+		h.fatalf("exposed what is stale")
 	}
 	x.exposure = e
 	x.ekey = &histKey{at: x.at, known: x.key.known, refs: 1}

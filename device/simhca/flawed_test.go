@@ -41,10 +41,10 @@ func (d *flawed) Revoke(ctx context.Context, reg device.Registration) error {
 		_ = d.Device.Revoke(ctx, reg)
 		return nil
 	case "revoke moves to the next key":
-		if err := d.Device.Deregister(reg); err != nil {
+		if err := d.Deregister(reg); err != nil {
 			return err
 		}
-		_, err := d.Device.Register(ctx, reg.Range, reg.Access)
+		_, err := d.Register(ctx, reg.Range, reg.Access)
 		return err
 	}
 	return d.Device.Revoke(ctx, reg)
