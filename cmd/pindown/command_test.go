@@ -311,6 +311,7 @@ func TestSignalled(t *testing.T) {
 	for err, want := range map[error]int{
 		nil: exitOK, io.EOF: exitFailed, usageError{io.EOF}: exitUsage, exitError(7): 7,
 		context.Canceled: 143, fmt.Errorf("run: %w", context.Canceled): 143,
+		fmt.Errorf("run: %w", context.Cause(ctx)): 143,
 	} {
 		if got := exitCode(signalled(ctx, err)); got != want {
 			t.Errorf("%v: exit code %d, want %d", err, got, want)

@@ -1,7 +1,12 @@
 package main
 
 import (
+	"bytes"
+	"context"
+	"runtime"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 )
 
@@ -59,5 +64,35 @@ func TestDemoUpdateUsage(t *testing.T) {
 		if code != exitUsage || err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "bad options") {
 			t.Errorf("%s: exit code %d, error %v, want %d and %q", args, code, err, exitUsage, want)
 		}
+	}
+}
+
+// What was found before an interruption is shown, and nothing else said.
+func TestDemoUpdateInterrupt(t *testing.T) {
+	for turns := 1; ; turns *= 2 {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		root := NewRootCommand()
+		var out bytes.Buffer
+		root.SetArgs([]string{"demo", "update", "--replacements", "1000000"})
+		root.SetOut(&out)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for range turns {
+				runtime.Gosched()
+			}
+			cancel(signalError(syscall.SIGINT))
+		})
+		err := signalled(ctx, root.ExecuteContext(ctx))
+		wg.Wait()
+		if exitCode(err) != 130 || message(err) != "interrupted" {
+			t.Fatalf("exit code %d, %v", exitCode(err), err)
+		}
+		if out.Len() == 0 {
+			continue // it came before the first write
+		}
+		if !strings.HasPrefix(out.String(), "Interrupted. ") || !strings.Contains(out.String(), "peer writes") {
+			t.Errorf("%s", &out)
+		}
+		return
 	}
 }

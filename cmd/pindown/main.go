@@ -50,6 +50,10 @@ func (s signalError) Error() string {
 	return syscall.Signal(s).String()
 }
 
+// Is makes it what a context that ended because of it fails with, also where the
+// cause is asked for.
+func (s signalError) Is(target error) bool { return target == context.Canceled }
+
 // signalled returns the signal that made ctx end if that is why the command
 // failed, and otherwise err.
 func signalled(ctx context.Context, err error) error {

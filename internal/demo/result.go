@@ -242,7 +242,7 @@ func (r *Result) aboutPindown() string {
 	slices.Sort(causes)
 	switch {
 	case t.WrongBlocks > 0:
-		return fmt.Sprintf("PINDOWN WROTE %s with monitor %s: this must never happen, please report it.", plural.Of(t.WrongBlocks, "WRONG BLOCK"), r.Monitor)
+		return fmt.Sprintf("PINDOWN WROTE %s with monitor %s: this must never happen, please report it.", strings.ToUpper(plural.Of(t.WrongBlocks, "wrong block")), r.Monitor)
 	case t.Blocks == 0:
 		return "With pindown nothing was written."
 	case r.Monitor == "none":

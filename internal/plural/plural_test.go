@@ -8,7 +8,7 @@ func TestOf(t *testing.T) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
-	if got := Of(uint64(2), "WRONG BLOCK"); got != "2 WRONG BLOCKS" {
+	if got := Of(uint64(2), "CPU"); got != "2 CPUs" {
 		t.Errorf("%q", got)
 	}
 }

@@ -111,16 +111,22 @@ func TestOptions(t *testing.T) {
 	}
 }
 
+// signal is the cause of an interruption.
+type signal struct{}
+
+func (signal) Error() string        { return "signal" }
+func (signal) Is(target error) bool { return target == context.Canceled }
+
 // What was found before an interruption is returned with its error.
 func TestInterrupted(t *testing.T) {
 	for turns := 1; ; turns *= 2 {
-		ctx, cancel := context.WithCancel(t.Context())
+		ctx, cancel := context.WithCancelCause(t.Context())
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			for range turns {
 				runtime.Gosched()
 			}
-			cancel()
+			cancel(signal{})
 		})
 		res, err := update.Run(ctx, &update.Options{Replacements: update.MaxReplacements})
 		wg.Wait()
