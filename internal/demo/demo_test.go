@@ -259,6 +259,15 @@ func TestPoolFitsTheLimit(t *testing.T) {
 	}
 }
 
+func TestSlices(t *testing.T) {
+	for rounds, want := range map[int]int{1: 1, 100: 1, 12_800: 4, 400_000: 4, 400_001: 5, 10_000_000: 100} {
+		r := run{opts: Options{Rounds: rounds}, buffers: poolBuffers}
+		if got := r.slices(); got != want {
+			t.Errorf("%d blocks: %d slices, want %d", rounds, got, want)
+		}
+	}
+}
+
 func TestInterrupted(t *testing.T) {
 	needRing(t)
 	dir := t.TempDir()

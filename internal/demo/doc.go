@@ -8,7 +8,8 @@
 // the same addresses return with other pages. Each block has content of its
 // own, and the file is read back and compared.
 //
-// The modes take turns in slices, each with a pool and a cache of its own; all of them make the same sequence of writes and operations, and write
-// the same part of the file. The monitor runs during pindown's slices only, so
-// that the other modes don't pay for it.
+// The modes take turns in slices, each with a pool and a cache of its own; all of
+// them make the same sequence of writes and operations, and write the same part
+// of the file. The monitor runs during pindown's slices only, so that the other
+// modes don't pay for it.
 package demo

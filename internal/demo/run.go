@@ -18,8 +18,10 @@ const (
 	// the device from drowning the cost of registering.
 	poolBuffers = 32
 	poolBytes   = 32 << 20
-	// maxSlices is how often each mode has its turn.
-	maxSlices = 4
+	// maxSlices is how often each mode has its turn, unless a slice would get more
+	// than sliceBlocks: who interrupts a long run wants to see all modes.
+	maxSlices   = 4
+	sliceBlocks = 100_000
 	// A buffer is written blocksPerBuffer times or more in a slice, so that
 	// what a cache registers at its start doesn't count for much.
 	blocksPerBuffer = 100
@@ -122,7 +124,7 @@ func (r *run) modes(ctx context.Context) ([modeEnd]Totals, error) {
 			return totals, err
 		}
 	}
-	n := min(maxSlices, max(1, r.opts.Rounds/(blocksPerBuffer*r.buffers)))
+	n := r.slices()
 	for i := range n {
 		blocks := r.opts.Rounds*(i+1)/n - r.opts.Rounds*i/n
 		for j := range Modes() {
@@ -133,6 +135,12 @@ func (r *run) modes(ctx context.Context) ([modeEnd]Totals, error) {
 		}
 	}
 	return totals, nil
+}
+
+// slices returns how often each mode has its turn.
+func (r *run) slices() int {
+	n := min(maxSlices, max(1, r.opts.Rounds/(blocksPerBuffer*r.buffers)))
+	return max(n, (r.opts.Rounds+sliceBlocks-1)/sliceBlocks)
 }
 
 // slice writes some blocks in one mode, and reads them back.
