@@ -226,6 +226,7 @@ type flight struct {
 	grew       bool          // it extends an entry at one end
 	done       chan struct{} // made by the first who waits; guarded by mu
 	perUse     PerUseCause   // why it wasn't cached; valid once done is closed
+	err        error         // what the device hadn't enough of, for as long as it was asked; likewise
 	void       bool          // Invalidate has been called for it; guarded by mu
 	// crowded says that live entries may overlap the target; if not, they do
 	// only if the set's spans.inserted has changed.
@@ -337,6 +338,10 @@ func (c *Cache) miss(ctx context.Context, want Range, access Access, stale *entr
 				// What keeps that range out of the cache keeps this one out:
 				// don't queue up for the same answer.
 				return c.registerPerUse(ctx, want, access, f.perUse)
+			}
+			if f.err != nil && c.round(f.want).Contains(want) && f.access.Covers(access) {
+				// Nor for the same refusal, which takes its time.
+				return Region{}, fmt.Errorf("acquire %v: %w", want, f.err)
 			}
 			continue
 		}
@@ -453,6 +458,9 @@ func (c *Cache) registerReserved(ctx context.Context, f *flight, union Access) (
 			c.mu.Unlock()
 			c.letGo()
 			f.perUse = why
+			if transient(err) && ctx.Err() == nil {
+				f.err = err
+			}
 			c.land(f)
 		}
 	}()

@@ -148,6 +148,70 @@ func TestPrefetchOvertaken(t *testing.T) {
 	}
 }
 
+// TestManyWaitForWhatIsRefused: who has waited for a registration that the device
+// hadn't the memory for isn't refused once more, after all the others.
+func TestManyWaitForWhatIsRefused(t *testing.T) {
+	const n = 16
+	var calls atomic.Int32
+	refused := make(chan struct{})
+	fo := pages()
+	fo.OnRegister = func(int, vm.Range, device.Access) error {
+		calls.Add(1)
+		<-refused
+		return device.ErrNoMemory
+	}
+	r := newRig(t, fo, &pindown.Options{RegisterTimeout: -1})
+	var wg sync.WaitGroup
+	for range n {
+		wg.Go(func() {
+			if reg, err := r.Acquire(context.Background(), r.buf(0, page), 0); !errors.Is(err, device.ErrNoMemory) {
+				t.Errorf("%v, %v", reg, err)
+			}
+		})
+	}
+	eventually(t, "waiters", func() bool { return r.Stats().Waits == n-1 })
+	close(refused)
+	wg.Wait()
+	check(t, "calls of the device", calls.Load(), 1)
+	check(t, "misses", r.Stats().Misses[pindown.MissAbsent], n)
+	// The next to come asks again, and so does who wants more.
+	if _, err := r.Acquire(context.Background(), r.buf(0, page), 0); !errors.Is(err, device.ErrNoMemory) {
+		t.Error(err)
+	}
+	check(t, "calls of the device", calls.Load(), 2)
+}
+
+// TestContextEndsInUnion: a context that ends while more than was asked for is
+// refused is the error, not the refusal.
+func TestContextEndsInUnion(t *testing.T) {
+	for name, o := range map[string]*pindown.Options{
+		"union": {},
+		"ahead": {MergeAbove: -1},
+	} {
+		var end func()
+		fo := pages()
+		fo.OnRegister = func(int, vm.Range, device.Access) error {
+			if end != nil {
+				end()
+				return device.ErrFault
+			}
+			return nil
+		}
+		r := newRig(t, fo, o)
+		r.use(t, r.buf(0, 4*page), 0)
+		if name == "ahead" {
+			r.use(t, r.buf(0, 5*page), 0) // it grows
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		end = cancel
+		if reg, err := r.Acquire(ctx, r.buf(page, 6*page), 0); !errors.Is(err, context.Canceled) || errors.Is(err, device.ErrFault) {
+			t.Errorf("%s: %v, %v", name, reg, err)
+		}
+		end = nil
+		r.use(t, r.buf(page, 6*page), 0)
+	}
+}
+
 // constant returns the value of a constant of a package's source, as written.
 func constant(t *testing.T, file, name string) string {
 	t.Helper()

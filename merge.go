@@ -2,6 +2,7 @@ package pindown
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
 	"github.com/pindown/pindown/epoch"
@@ -379,8 +380,12 @@ type once struct{ context.Context }
 func (c *Cache) registerTarget(ctx context.Context, f *flight, union Access) (*entry, PerUseCause, error) {
 	if f.optional {
 		e, why, err := c.register(once{ctx}, f.target, union)
-		if e != nil || ctx.Err() != nil {
+		if e != nil {
 			return e, why, err
+		}
+		if ctx.Err() != nil {
+			// What failed isn't what was asked for.
+			return nil, PerUseInvalid, fmt.Errorf("acquire %v: %w", f.want, ctx.Err())
 		}
 		c.mergeFailed(f)
 		f.optional = false
@@ -390,8 +395,11 @@ func (c *Cache) registerTarget(ctx context.Context, f *flight, union Access) (*e
 	}
 	e, why, err := c.register(ctx, f.core, union)
 	exact := c.round(f.want)
-	if e != nil || ctx.Err() != nil || f.core == exact && union == f.access {
+	if e != nil || f.core == exact && union == f.access {
 		return e, why, err
+	}
+	if ctx.Err() != nil {
+		return nil, PerUseInvalid, fmt.Errorf("acquire %v: %w", f.want, ctx.Err())
 	}
 	// The merged range has a hole, a page of another kind or permission, or is
 	// too much: what was asked for may still do.
