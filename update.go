@@ -66,7 +66,7 @@ const (
 	// UpdateDone: the same keys mean the pages mapped now.
 	UpdateDone // updated
 	// UpdateAgain: as UpdateDone, but a VM operation has touched the range
-	// meanwhile, so the region is stale again.
+	// meanwhile, or Invalidate has been called for it, so the region is stale again.
 	UpdateAgain // stale-again
 	// UpdateAnew: the device can't update, so the range was registered anew; the
 	// keys happen to be the same.
@@ -429,12 +429,11 @@ func (c *Cache) updateClaimed(ctx context.Context, e *entry, f *flight, policy U
 		if n.localKey != e.localKey || n.remoteKey != e.remoteKey {
 			u.Outcome = UpdateKeyChanged
 		}
-		switch {
-		case !n.dead():
-		case err != nil:
-			u.Outcome, u.Err = UpdateAgain, fmt.Errorf("%w; another try: %w", errOvertaken, err)
-		default:
+		if c.staleAgain(n) {
 			u.Outcome, u.Err = UpdateAgain, errOvertaken
+			if err != nil {
+				u.Err = fmt.Errorf("%w; another try: %w", errOvertaken, err)
+			}
 		}
 		c.giveBackAlias(e)
 		_ = c.releaseUnnoted(n) // counted and told
@@ -472,7 +471,14 @@ func (c *Cache) drainAndRepoint(ctx context.Context, e *entry, policy UpdatePoli
 }
 
 // errOvertaken is why an updated region is stale again.
-var errOvertaken = errors.New("overtaken by a VM operation, invalidated, or closed")
+var errOvertaken = errors.New("overtaken by a VM operation, or invalidated")
+
+// staleAgain reports whether n, which an update has published and the caller holds,
+// was given up for what it means: not if another registration of the range has taken
+// its place, or the cache was closed.
+func (c *Cache) staleAgain(n *entry) bool {
+	return n.dead() && (n.refs.Load()&refVoid != 0 || !c.valid(n))
+}
 
 // errPerUse is why a range that was registered anew has no region.
 var errPerUse = errors.New("can be registered per use only")
