@@ -75,11 +75,10 @@ func (c *Cache) acquire(ctx context.Context, r Range, access Access) (Region, er
 	page, more := uint64(r.Start>>indexPageShift), uint64((r.End-1)>>indexPageShift-r.Start>>indexPageShift)
 	t := c.tables[access/RelaxedOrdering&1].Load()
 	h := indexHash(0, page)
-	if levels := t.levels.Load(); more >= 1<<indexFanoutShift-1 || levels&1 == 0 {
-		h = indexHashAt(indexLevel(more, levels), page)
+	if more >= t.short.Load() {
+		h = indexHashAt(indexLevel(more, t.levels.Load()), page)
 	}
-	b := &t.buckets[t.home(h)]
-	l := b.match(h)
+	l := t.bucket(h).match(h)
 	e := l.e.Load()
 	span := l.span.Load()
 	if !spanCovers(span, page, more) || e == nil || r.Start >= r.End ||

@@ -41,7 +41,7 @@ type Exposure struct {
 // has overtaken the region, since what peers would reach is not what is mapped: update
 // it, or acquire anew. While an update is under way it waits, for the context's time.
 func (r Region) Expose(ctx context.Context, rng Range, access Access) (*Exposure, error) {
-	if r.e == nil {
+	if r.entry() == nil {
 		return nil, fmt.Errorf("expose: %w", ErrReleased)
 	}
 	c := r.c
@@ -58,14 +58,14 @@ func (r Region) Expose(ctx context.Context, rng Range, access Access) (*Exposure
 	if ctx == nil {
 		ctx = context.Background()
 	}
-	if r.e.mode != modeCached {
+	if r.entry().mode != modeCached {
 		return nil, fmt.Errorf("expose %v: registered per use, which ends with its holder: %w", rng, device.ErrNotSupported)
 	}
 	c.lock()
-	c.lend(r.e)
-	c.exposed[r.e]++
+	c.lend(r.entry())
+	c.exposed[r.entry()]++
 	c.mu.Unlock()
-	x := &Exposure{c: c, dev: dev, e: r.e}
+	x := &Exposure{c: c, dev: dev, e: r.entry()}
 	made := false
 	defer func() {
 		if !made {
@@ -77,13 +77,13 @@ func (r Region) Expose(ctx context.Context, rng Range, access Access) (*Exposure
 		if r.Stale() {
 			err = ErrStale
 		} else {
-			x.state, err = dev.Expose(ctx, c.registration(r.e), rng, access)
+			x.state, err = dev.Expose(ctx, c.registration(r.entry()), rng, access)
 		}
 		if !errors.Is(err, ErrStale) && !errors.Is(err, device.ErrRevoked) && !errors.Is(err, device.ErrBusy) || last {
 			break
 		}
 		// An update is under way, or was.
-		last = !c.awaitUpdate(ctx, r.e)
+		last = !c.awaitUpdate(ctx, r.entry())
 	}
 	if err != nil {
 		return nil, fmt.Errorf("expose %v: %w", rng, err)

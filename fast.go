@@ -88,7 +88,7 @@ func (k *FastKey) Register(r Region, rng Range, access Access, done func(error))
 	switch {
 	case k.c.guard.Forked():
 		return fail(ErrForked)
-	case r.e == nil:
+	case r.entry() == nil:
 		return fail(ErrReleased)
 	case r.c != k.c:
 		return fail(fmt.Errorf("region of another cache: %w", device.ErrInvalid))

@@ -12,3 +12,11 @@ func stackAddress() uintptr {
 	var here byte
 	return uintptr(unsafe.Pointer(&here))
 }
+
+const holdSize = uint64(unsafe.Sizeof(hold{}))
+
+// try returns the hold that was tried longest ago.
+func (l *Lane) try() *hold {
+	l.next = (l.next + holdSize) % (LaneHolds * holdSize)
+	return (*hold)(unsafe.Add(unsafe.Pointer(&l.hold), l.next))
+}

@@ -41,16 +41,22 @@ const (
 	minIndexBuckets  = 16
 
 	overflowed = uint64(1) << 63
-	tagLanes   = uint64(0x0000000101010101)
+	tagBits    = 12
+	tagMask    = 1<<tagBits - 1
+	tagTop     = 1 << (tagBits - 1)
+	tagLanes   = uint64(0x001001001001001)
 )
 
 type indexTable struct {
-	levels  atomic.Uint32 // bit l: something is listed at level l
+	levels atomic.Uint32 // bit l: something is listed at level l
+	// short is one more than the pages, but for the first, of requests that are
+	// looked for at level 0: 15, or none if nothing is listed there.
+	short   atomic.Uint64
 	buckets []indexBucket
 }
 
-// indexBucket is two cache lines. meta holds a tag a byte for each listing and,
-// in its top bit, whether a listing that belongs here had to go to the next
+// indexBucket is two cache lines. meta holds a tag of 12 bits for each listing
+// and, in its top bit, whether a listing that belongs here had to go to the next
 // bucket.
 type indexBucket struct {
 	meta atomic.Uint64
@@ -98,7 +104,7 @@ const (
 func spanOf(e *entry) uint64 {
 	const page = uintptr(1) << indexPageShift
 	first, last := uint64(e.start>>indexPageShift), uint64((e.end-1)>>indexPageShift)
-	s, n := first<<spanFirstShift|uint64(e.access)<<spanAccessShift, last-first+1
+	s, n := first<<spanFirstShift|uint64(^e.access&spanAccessMask)<<spanAccessShift, last-first+1
 	if n > spanPagesMask || (e.start|e.end)&(page-1) != 0 {
 		return s | spanInexact
 	}
@@ -107,7 +113,7 @@ func spanOf(e *entry) uint64 {
 
 // spanAllows reports whether the span's entry has the given access.
 func spanAllows(span uint64, access Access) bool {
-	return access&^Access(span>>spanAccessShift&spanAccessMask) == 0
+	return uint64(access)<<spanAccessShift&span == 0
 }
 
 // spanCovers reports whether an exact span, of a listing in use, covers a page
@@ -117,13 +123,13 @@ func spanCovers(span, page, more uint64) bool {
 	return at < pages && more < pages-at
 }
 
-// matches returns a word whose bytes have their top bit set where meta has the
+// matches returns a word whose lanes have their top bit set where meta has the
 // tag, and perhaps others above: a false positive only costs a comparison.
 func matches(meta, tag uint64) uint64 {
-	// Bytes equal to tag become zero, and zero bytes are found by the usual
+	// Lanes equal to tag become zero, and zero lanes are found by the usual
 	// borrow trick.
 	d := meta ^ tag*tagLanes
-	return (d - tagLanes) &^ d & (0x80 * tagLanes)
+	return (d - tagLanes) &^ d & (tagTop * tagLanes)
 }
 
 func newIndexTable(buckets int) *indexTable {
@@ -152,7 +158,7 @@ func indexHash(level, block uint64) uint64 {
 	// of that can be as regular: it put up to 85 % of them out of their place. The
 	// exclusive or of its halves isn't.
 	h := (block<<4 | level) * 0x9e3779b97f4a7c15
-	return h ^ bits.RotateLeft64(h, 32)
+	return uint64(uint32(h>>32) ^ uint32(h))
 }
 
 // indexHashAt returns the hash of the block at level that a page belongs to.
@@ -172,19 +178,11 @@ func indexLevel(more uint64, levels uint32) uint64 {
 
 // indexTag is never zero: zero marks a free place. It comes from the low end of a
 // half, of which home uses the high end.
-func indexTag(h uint64) uint64 { return h&0x7f | 0x80 }
-
-// match returns the first listing that may be under h; any if there is none.
-func (b *indexBucket) match(h uint64) *listing {
-	// Both lines are fetched at once.
-	_ = b.list[bucketListings-1].span.Load()
-	return &b.list[bits.TrailingZeros64(matches(b.meta.Load(), indexTag(h))|1<<39)>>3]
-}
+func indexTag(h uint64) uint64 { return h&(tagTop-1) | tagTop }
 
 // home returns the number of the bucket in which h is looked for first.
 func (t *indexTable) home(h uint64) uint64 {
-	i, _ := bits.Mul64(h, uint64(len(t.buckets)))
-	return i
+	return h * uint64(len(t.buckets)) >> 32
 }
 
 func (t *indexTable) after(i uint64) uint64 {
@@ -204,7 +202,7 @@ func (t *indexTable) lookup(r vm.Range) (*listing, uint64, *entry) {
 			b := &t.buckets[i]
 			meta := b.meta.Load()
 			for z := matches(meta, indexTag(h)); z != 0; z &= z - 1 {
-				l := &b.list[bits.TrailingZeros64(z)>>3]
+				l := &b.list[bits.TrailingZeros64(z)/tagBits]
 				e := l.e.Load()
 				span := l.span.Load()
 				if e != nil && (spanCovers(span, page, more) || span&spanInexact != 0 && e.start <= r.Start && r.End <= e.end) {
@@ -231,7 +229,7 @@ func (x *index) visit(e *entry, f func(b *indexBucket, place int)) {
 			b := &t.buckets[i]
 			meta := b.meta.Load()
 			for j := range bucketListings {
-				if meta>>(8*j)&0xff == tag && b.list[j].e.Load() == e {
+				if meta>>(tagBits*j)&tagMask == tag && b.list[j].e.Load() == e {
 					// Not the only one: another block of e may be listed on the
 					// way under the same tag.
 					f(b, j)
@@ -260,7 +258,17 @@ func (x *index) insert(e *entry, seen uint64) {
 	for b := first; b <= last; b++ {
 		x.overflows += t.add(indexHash(level, b), e, span, seen)
 	}
-	t.levels.Or(1 << level)
+	t.setLevels(t.levels.Load() | 1<<level)
+}
+
+// setLevels notes at which levels something is listed.
+func (t *indexTable) setLevels(levels uint32) {
+	t.levels.Store(levels)
+	if levels&1 == 0 {
+		t.short.Store(0)
+	} else {
+		t.short.Store(1<<indexFanoutShift - 1)
+	}
 }
 
 // remove takes e off every list: no hit on it succeeds any more. Its places stay
@@ -278,7 +286,8 @@ func (x *index) remove(e *entry) {
 	n := int(last - first + 1)
 	x.lists -= n
 	if x.level[level] -= n; x.level[level] == 0 {
-		x.table.Load().levels.And(^uint32(1 << level))
+		t := x.table.Load()
+		t.setLevels(t.levels.Load() &^ (1 << level))
 	}
 }
 
@@ -287,7 +296,7 @@ func (x *index) remove(e *entry) {
 // must be held.
 func (x *index) forget(e *entry) {
 	x.visit(e, func(b *indexBucket, j int) {
-		b.meta.Store(b.meta.Load() &^ (0xff << (8 * j)))
+		b.meta.Store(b.meta.Load() &^ (tagMask << (tagBits * j)))
 		b.list[j].e.Store(nil)
 		x.void--
 	})
@@ -358,7 +367,7 @@ func (x *index) rebuild(n int) *indexTable {
 // marked as overflowed.
 func (x *index) fresh(buckets int) (t *indexTable, marked int) {
 	t = newIndexTable(buckets)
-	t.levels.Store(x.table.Load().levels.Load())
+	t.setLevels(x.table.Load().levels.Load())
 	rest := false
 	old := x.table.Load()
 	for i := range old.buckets {
@@ -418,12 +427,12 @@ func (t *indexTable) add(h uint64, e *entry, span, seen uint64) (marked int) {
 		b := &t.buckets[i]
 		meta := b.meta.Load()
 		for j := range bucketListings {
-			if meta>>(8*j)&0xff == 0 {
+			if meta>>(tagBits*j)&tagMask == 0 {
 				l := &b.list[j]
 				l.e.Store(e)
 				l.span.Store(span)
 				l.seen.Store(seen)
-				b.meta.Store(meta | tag<<(8*j))
+				b.meta.Store(meta | tag<<(tagBits*j))
 				return marked
 			}
 		}

@@ -28,7 +28,7 @@ type Lane struct {
 	c *Cache
 
 	_    [64]byte      // what follows is written by hits
-	next uint32        // the hold to try
+	next uint64        // the hold to try, in bytes
 	laps atomic.Uint64 // times that a hold's count has come round
 	hold [LaneHolds]hold
 	_    [64]byte
@@ -131,41 +131,54 @@ func (l *Lane) TryAcquireRange(r Range, access Access) (Region, bool) {
 
 // acquire is Cache.acquire with a hold of the lane's: that which was used
 // longest ago is most likely free.
+//
+//go:nosplit // what it calls looks at the stack's limit
 func (l *Lane) acquire(ctx context.Context, r Range, access Access) (Region, error) {
 	c := l.c
 	page, more := uint64(r.Start>>indexPageShift), uint64((r.End-1)>>indexPageShift-r.Start>>indexPageShift)
 	t := c.tables[access/RelaxedOrdering&1].Load()
 	h := indexHash(0, page)
-	if levels := t.levels.Load(); more >= 1<<indexFanoutShift-1 || levels&1 == 0 {
-		h = indexHashAt(indexLevel(more, levels), page)
+	if more >= t.short.Load() {
+		h = indexHashAt(indexLevel(more, t.levels.Load()), page)
 	}
-	b := &t.buckets[t.home(h)]
-	at := b.match(h)
+	at := t.bucket(h).match(h)
 	e := at.e.Load()
 	span := at.span.Load()
 	if !spanCovers(span, page, more) || e == nil || r.Start >= r.End ||
 		!spanAllows(span, access) || c.state.Load()&forkguard.Alive == 0 {
-		return c.acquireSlow(ctx, r, access, l)
+		return l.acquireSlow(ctx, r, access)
 	}
-	l.next++
-	reg := Region{c: c, e: e, h: &l.hold[l.next%LaneHolds]}
-	old := reg.h.load()
-	if old >= holdCount {
-		return c.noteSlow(ctx, r, access, l, reg, at)
+	hold := l.try()
+	word := hold.load()
+	if word >= holdCount {
+		return l.acquireSlow(ctx, r, access)
 	}
-	reg.word = e.id() | (old + 1)
-	reg.h.put(reg.word)
+	word = e.id() | (word + 1)
+	hold.put(word)
 	if at.seen.Load() == c.word.Load()+seenMark && at.e.Load() == e {
-		return reg, nil
+		return Region{c: c, e: e, h: hold, word: word}, nil
 	}
-	return c.verifySlow(ctx, r, access, reg, at)
+	return l.verifySlow(ctx, r, access, at, e)
+}
+
+// acquireSlow is acquire without shortcuts. The fewer values acquire must keep
+// for what is rare, the fewer it has to store.
+func (l *Lane) acquireSlow(ctx context.Context, r Range, access Access) (Region, error) {
+	return l.c.acquireSlow(ctx, r, access, l)
+}
+
+// verifySlow is the rest of acquire after the holder was noted in the hold that
+// was tried last.
+func (l *Lane) verifySlow(ctx context.Context, r Range, access Access, at *listing, e *entry) (Region, error) {
+	h := &l.hold[l.next/holdSize]
+	return l.c.verifySlow(ctx, r, access, Region{c: l.c, e: e, h: h, word: h.load()}, at)
 }
 
 // claim takes a hold for the entry named by id; nil if there is none.
 func (l *Lane) claim(id uint64) (*hold, uint64) {
-	for i := range uint32(LaneHolds) {
+	for i := range uint64(LaneHolds) {
 		// The one that acquire tried comes first, lest its count stay at its end.
-		h := &l.hold[(l.next+i)%LaneHolds]
+		h := &l.hold[(l.next/holdSize+i)%LaneHolds]
 		old := h.load()
 		if old > holdCount {
 			continue

@@ -10,37 +10,51 @@ import (
 // Region is the holder's handle on a registration. It is returned by Acquire
 // and must be released exactly once. It is a small value; pass it by value or
 // keep it in a variable, but release only one copy: a second one takes another
-// holder's share, and the mistake shows only there. The zero Region, which a
-// failed Acquire and Release leave behind, holds nothing; its accessors panic.
+// holder's share, and the mistake shows only there. One that was released holds
+// nothing, like the zero Region, which a failed Acquire returns: its accessors
+// panic.
 type Region struct {
 	c    *Cache
 	e    *entry
 	h    *hold  // where the holder is noted; nil: in e.refs
-	word uint64 // what h holds as long as the region is held
+	word uint64 // what h holds as long as the region is held, or released
+}
+
+// released is the word of a Region that was released, and of no hold: entries
+// don't lie in the first page. To mark it so costs one store; to clear its
+// pointers would involve the garbage collector (its write barrier).
+const released = uint64(1) << 16
+
+// entry returns what r holds; nil if nothing.
+func (r Region) entry() *entry {
+	if r.word == released {
+		return nil
+	}
+	return r.e
 }
 
 // LocalKey returns the key that local work requests carry: the buffer index of
 // an io_uring, the lkey of verbs.
-func (r Region) LocalKey() uint32 { return r.e.localKey }
+func (r Region) LocalKey() uint32 { return r.entry().localKey }
 
 // RemoteKey returns the key that peers' requests carry; zero where the device
 // has none.
-func (r Region) RemoteKey() uint32 { return r.e.remoteKey }
+func (r Region) RemoteKey() uint32 { return r.entry().remoteKey }
 
 // Range returns the registered range: at least the range that was asked for.
-func (r Region) Range() Range { return r.e.rng() }
+func (r Region) Range() Range { return r.entry().rng() }
 
 // Access returns the registered access: at least what was asked for.
-func (r Region) Access() Access { return r.e.granted() }
+func (r Region) Access() Access { return r.entry().granted() }
 
 // Registration returns the registration as the device made it, for devices
 // with calls of their own. It must not be deregistered or updated through the
 // device.
-func (r Region) Registration() device.Registration { return r.c.registration(r.e) }
+func (r Region) Registration() device.Registration { return r.c.registration(r.entry()) }
 
 // Cached reports whether the registration stays for later hits; otherwise it
 // was made for this holder alone and is deregistered by Release.
-func (r Region) Cached() bool { return r.e.mode == modeCached }
+func (r Region) Cached() bool { return r.entry().mode == modeCached }
 
 // Stale reports whether a VM operation has touched the range since it was
 // registered, so that the device may be working on pages that are no longer
@@ -49,13 +63,14 @@ func (r Region) Cached() bool { return r.e.mode == modeCached }
 //
 // An operation that has returned before the call is always seen.
 func (r Region) Stale() bool {
-	if r.e.mode != modeCached {
+	e := r.entry()
+	if e.mode != modeCached {
 		return false
 	}
-	if r.e.refs.Load()&refMoved != 0 {
-		return r.c.staleAlias(r.e)
+	if e.refs.Load()&refMoved != 0 {
+		return r.c.staleAlias(e)
 	}
-	return !r.c.valid(r.e)
+	return !r.c.valid(e)
 }
 
 // Release gives the registration back to the cache. No work that uses its keys
@@ -64,6 +79,8 @@ func (r Region) Stale() bool {
 // zero Region, a wrapped [ErrForked] in a forked child, and the device's error
 // if a registration that ends with it (one per use, or after the cache's Close)
 // couldn't be deregistered and won't be tried again.
+//
+//go:nosplit // what it calls looks at the stack's limit
 func (r *Region) Release() error {
 	h, word := r.h, r.word
 	if h == nil || h.load() != word {
@@ -71,17 +88,16 @@ func (r *Region) Release() error {
 	}
 	// In a forked child this releases the copy's hold, which harms nothing.
 	h.put(word & holdCount)
-	c, e := r.c, r.e
-	*r = Region{}
-	if c.state.Load() != forkguard.Alive {
-		return c.released(e)
+	r.word = released
+	if r.c.state.Load() != forkguard.Alive {
+		return r.c.released(r.e)
 	}
 	return nil
 }
 
 // releaseSlow is Release for whoever isn't in a hold.
 func (r *Region) releaseSlow() error {
-	switch e := r.e; {
+	switch e := r.entry(); {
 	case e == nil:
 		return fmt.Errorf("release: %w", ErrReleased)
 	case r.c.guard.Forked():
@@ -89,7 +105,7 @@ func (r *Region) releaseSlow() error {
 	case r.h != nil:
 		return fmt.Errorf("release %v: %w", e.rng(), ErrReleased)
 	default:
-		r.e = nil
+		r.word = released
 		return r.c.releaseUnnoted(e)
 	}
 }

@@ -186,7 +186,7 @@ func (c *Cache) Update(ctx context.Context, r Range, policy UpdatePolicy) ([]Upd
 // After UpdateKeyChanged it holds the old registration still, with the old keys and
 // pages: release it and acquire again.
 func (r Region) Update(ctx context.Context, policy UpdatePolicy) (Updated, error) {
-	if r.e == nil {
+	if r.entry() == nil {
 		return Updated{}, fmt.Errorf("update: %w", ErrReleased)
 	}
 	if err := r.c.mayUpdate(policy); err != nil {
@@ -195,11 +195,11 @@ func (r Region) Update(ctx context.Context, policy UpdatePolicy) (Updated, error
 	if ctx == nil {
 		ctx = context.Background()
 	}
-	if r.e.mode != modeCached {
-		u := r.c.updatePerUse(ctx, r.e, policy)
+	if r.entry().mode != modeCached {
+		u := r.c.updatePerUse(ctx, r.entry(), policy)
 		return u, u.Err
 	}
-	c, e := r.c, r.e
+	c, e := r.c, r.entry()
 	c.lock()
 	c.lent[e]++ // the caller's hold
 	c.lend(e)
