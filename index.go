@@ -153,13 +153,16 @@ func indexBlocks(e *entry) (level, first, last uint64) {
 	return level, first >> (level * indexFanoutShift), last >> (level * indexFanoutShift)
 }
 
+// indexHash has 32 bits.
 func indexHash(level, block uint64) uint64 {
 	// Buffers mostly lie a fixed distance apart, and what a multiplication makes
 	// of that can be as regular: it put up to 85 % of them out of their place. The
 	// exclusive or of its halves isn't.
-	h := (block<<4 | level) * 0x9e3779b97f4a7c15
+	h := indexProduct(level, block)
 	return uint64(uint32(h>>32) ^ uint32(h))
 }
+
+func indexProduct(level, block uint64) uint64 { return (block<<4 | level) * 0x9e3779b97f4a7c15 }
 
 // indexHashAt returns the hash of the block at level that a page belongs to.
 func indexHashAt(level, page uint64) uint64 {
@@ -230,9 +233,7 @@ func (x *index) visit(e *entry, f func(b *indexBucket, place int)) {
 			meta := b.meta.Load()
 			for j := range bucketListings {
 				if meta>>(tagBits*j)&tagMask == tag && b.list[j].e.Load() == e {
-					// Not the only one: another block of e may be listed on the
-					// way under the same tag.
-					f(b, j)
+					f(b, j) // once: two blocks of e don't have one tag
 				}
 			}
 			if meta&overflowed == 0 {

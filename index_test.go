@@ -86,3 +86,21 @@ func TestIndexPlaces(t *testing.T) {
 		}
 	}
 }
+
+// Two blocks of one entry, which are at most 16 apart, have different tags. So a
+// listing is found by its tag and its entry. A tag depends on the lowest bits of
+// the product's halves, on those of the distance's, and on a carry: this is all.
+func TestIndexTagsOfEntryDiffer(t *testing.T) {
+	for d := uint64(1); d <= 1<<indexFanoutShift; d++ {
+		step := indexProduct(0, d)
+		for lo := range uint64(tagTop) {
+			for hi := range uint64(tagTop) {
+				for carry := range uint64(2) {
+					if indexTag(lo^hi) == indexTag((lo+step)^(hi+step>>32+carry)) {
+						t.Fatalf("blocks %d apart have one tag", d)
+					}
+				}
+			}
+		}
+	}
+}
