@@ -636,6 +636,7 @@ func (s *turmoil) fault(f simhca.Fault) error {
 		return []error{errInjected, device.ErrBusy, device.ErrNoMemory, device.ErrRegistrationLost}[s.frnd.IntN(4)]
 	case simhca.VerbDeregister, simhca.VerbExecute:
 		return nil // It would be leaked, or no fault of ours.
+	default:
 	}
 	return []error{errInjected, device.ErrBusy, device.ErrNoMemory}[s.frnd.IntN(3)]
 }
