@@ -89,6 +89,7 @@ type analysis struct {
 	cpu       time.Duration // of processes that have ended
 	pid       uint32        // of the process that is followed, if it was there before
 	status    *unix.WaitStatus
+	events    uint64
 	total     uint64 // operations
 	bytes     uint64
 }
@@ -112,6 +113,7 @@ func newAnalysis(began time.Duration, sp *spaces, stack func(uint64) []uint64, w
 
 // event takes in one event.
 func (a *analysis) event(e *probe.Event) {
+	a.events++
 	switch {
 	case e.What.Operation():
 		a.operation(e)

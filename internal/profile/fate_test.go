@@ -102,3 +102,22 @@ func TestCommandOf(t *testing.T) {
 		}
 	}
 }
+
+// TestNextPoll: a buffer that fills, or a program that loads something, is looked
+// at soon; others ever more rarely, up to a limit.
+func TestNextPoll(t *testing.T) {
+	const room = 1600
+	wait := poll
+	for range 10 {
+		wait = nextPoll(wait, room/busyShare, room, false)
+	}
+	if wait != maxPoll {
+		t.Errorf("idle: %v", wait)
+	}
+	if d := nextPoll(maxPoll, room/busyShare+1, room, false); d != poll {
+		t.Errorf("busy: %v", d)
+	}
+	if d := nextPoll(maxPoll, 0, room, true); d != poll {
+		t.Errorf("loading: %v", d)
+	}
+}

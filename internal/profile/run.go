@@ -95,8 +95,14 @@ type Progress struct {
 }
 
 const (
-	// poll is how often the ring buffer is emptied.
-	poll = 20 * time.Millisecond
+	// poll is how often the ring buffer is emptied, from maxPoll to poll by how
+	// much is in it. Each time takes the program's processors some tenths of a
+	// millisecond.
+	poll    = 20 * time.Millisecond
+	maxPoll = 5 * poll
+	// busyShare is the share of the ring buffer, 1/busyShare, from which on it is
+	// emptied often.
+	busyShare = 16
 	// flush is how often a recording is written out.
 	flush = time.Second
 )
@@ -305,16 +311,20 @@ func (r *run) follow(ctx context.Context) error {
 	} else {
 		go func() { ended <- waitFor(ctx, r.pid) }()
 	}
-	tick := time.NewTicker(poll)
+	wait := poll
+	tick := time.NewTimer(wait)
 	defer tick.Stop()
 	done := ctx.Done()
 	for {
 		select {
 		case <-tick.C:
+			before, modules := r.a.events, len(r.spaces.modules)
 			if err := r.drain(); err != nil {
 				return err
 			}
 			r.progress()
+			wait = nextPoll(wait, r.a.events-before, r.probe.Capacity(), len(r.spaces.modules) > modules)
+			tick.Reset(wait)
 		case s := <-r.o.Signals:
 			if r.cmd != nil {
 				// It may have ended meanwhile.
@@ -338,6 +348,15 @@ func (r *run) follow(ctx context.Context) error {
 			return r.drain()
 		}
 	}
+}
+
+// nextPoll returns when to look again after events were found in a buffer with
+// room for so many. What a program loads may have to be watched soon.
+func nextPoll(wait time.Duration, events uint64, room int, loads bool) time.Duration {
+	if loads || events > uint64(room/busyShare) {
+		return poll
+	}
+	return min(2*wait, maxPoll)
 }
 
 // waitFor returns nil when a process ended.
@@ -412,7 +431,11 @@ func (r *run) progress() {
 func (r *run) finish() (*Result, error) {
 	elapsed := now() - r.began
 	reader := ownTime() - r.cpu
-	if err := r.probe.Detach(); err != nil {
+	// The kernel takes its time to detach.
+	detached := make(chan error, 1)
+	go func() { detached <- r.probe.Detach() }()
+	r.a.readSymbols()
+	if err := <-detached; err != nil {
 		return nil, err
 	}
 	if err := r.drain(); err != nil {
@@ -426,7 +449,6 @@ func (r *run) finish() (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.a.readSymbols()
 	res := r.a.result(counts, r.o.Sites)
 	res.Command, res.PID, res.Kernel, res.PageSize = r.o.Command, r.pid, sys.Release(), os.Getpagesize()
 	res.Seconds = elapsed.Seconds()

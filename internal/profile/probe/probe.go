@@ -47,7 +47,7 @@ const (
 )
 
 // Probe is a set of BPF programs that watch. It isn't safe for concurrent use,
-// but for Follow and Start.
+// but for Follow and Start, and for Stack during Detach.
 type Probe struct {
 	coll   *ebpf.Collection
 	links  []link.Link
@@ -231,6 +231,12 @@ func (p *Probe) setState(pid int, state uint32) error {
 
 func (p *Probe) forget(pid int) error {
 	return withPIDFD(pid, func(key []byte) error { return p.coll.Maps["tasks"].Delete(key) })
+}
+
+// Capacity is how many events the ring buffer has room for.
+func (p *Probe) Capacity() int {
+	const header = 8
+	return int(p.coll.Maps["events"].MaxEntries()) / (eventSize + header)
 }
 
 // Drain calls f for each event in the ring buffer, in order, and returns when
