@@ -471,7 +471,7 @@ func (c *Cache) registerReserved(ctx context.Context, f *flight, union Access) (
 func (c *Cache) register(ctx context.Context, r Range, access Access) (*entry, PerUseCause, error) {
 	e := &entry{start: r.Start, end: r.End, mode: modeCached}
 	if err := c.table.Watch(&e.watch, r); err != nil {
-		return nil, PerUseUncovered, nil //nolint:nilerr // beyond the table's reach: per use
+		return nil, PerUseUncovered, nil // beyond the table's reach
 	}
 	made := false
 	defer func() {

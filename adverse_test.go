@@ -43,13 +43,11 @@ func TestDevicePanics(t *testing.T) {
 			for range 3 {
 				armed.Store(true)
 				var wg sync.WaitGroup
-				wg.Add(1)
-				go func() {
-					defer wg.Done()
+				wg.Go(func() {
 					defer func() { _ = recover() }()
 					reg, err := r.Acquire(context.Background(), r.buf(0, page), 0)
 					t.Errorf("%s: %v, %v", name, reg, err)
-				}()
+				})
 				wg.Wait()
 				r.use(t, r.buf(0, page), 0)
 				if _, err := r.Invalidate(vm.RangeOf(r.mem)); err != nil {

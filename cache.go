@@ -144,7 +144,8 @@ func (c *Cache) set(a Access) *regionSet {
 // With Options.Monitor nil, New takes a share in the process's monitor. The first
 // share loads it and runs its self-test, which costs some tenths of a second of
 // CPU time; it goes with the last share. A machine without a usable monitor is not
-// an error: see Options.Monitor.
+// an error: see Options.Monitor. Of the device New asks only the limits: one that
+// is closed is found out by the first Acquire.
 //
 // Errors: ErrOptions, and the error of mmap(2) for the fork guard.
 func New(dev device.Device, o *Options) (*Cache, error) {
