@@ -2,6 +2,7 @@ package pindown
 
 import (
 	"context"
+	"errors"
 	"math"
 	"runtime"
 	"slices"
@@ -231,5 +232,33 @@ func TestLongestRegisterTimeout(t *testing.T) {
 	}
 	if s := c.Stats(); s.Leaked != 0 {
 		t.Errorf("%v", s)
+	}
+}
+
+// Access bits that nobody knows are refused, whatever is cached: they don't reach
+// other parts of what a hit compares.
+func TestUnknownAccessOfCachedRange(t *testing.T) {
+	c, _, _ := newTestCache(t, Options{})
+	lane, err := c.NewLane()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, first := range []uintptr{0, 1, 1 << 18} {
+		r := pages(first, 1)
+		release(t, acquire(t, c, r))
+		for bit := range 32 {
+			a := Access(1) << bit
+			if a.Valid() {
+				continue
+			}
+			for name, try := range map[string]func() (Region, error){
+				"cache": func() (Region, error) { return c.AcquireRange(t.Context(), r, a) },
+				"lane":  func() (Region, error) { return lane.AcquireRange(t.Context(), r, a) },
+			} {
+				if reg, err := try(); !errors.Is(err, ErrAccess) {
+					t.Errorf("%s: %v with access %v: got %v, %v", name, r, a, reg, err)
+				}
+			}
+		}
 	}
 }
