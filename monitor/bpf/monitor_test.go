@@ -312,7 +312,7 @@ func testGoHeap(t *testing.T, mode Mode, rounds int) {
 	if stale > 0 {
 		t.Errorf("%d of %d registrations were stale", stale, reused)
 	}
-	if !testing.Short() && !inVM() && (reused == 0 || invalid == 0) {
+	if (!testing.Short() || inVM()) && (reused == 0 || invalid == 0) {
 		t.Errorf("nothing was tried: %d addresses came back, %d of them invalid", reused, invalid)
 	}
 }

@@ -73,9 +73,12 @@ struct walk {
 	 * end; 0 if there are none. A single one goes by left.
 	 */
 	u32 left, right;
-	u32 alone; /* counters may be added to with plain stores */
+	u32 alone; /* counters may be added to with plain stores; and ASKED */
 	u32 found; /* somebody is interested */
 };
+
+/* walk.alone, once it was asked for. */
+#define ASKED 2
 
 #define CHILDREN ((1U << FANOUT) - 1)
 #define HALF ((1U << SLOTS) - 1)
@@ -200,15 +203,17 @@ __noinline u64 touch_block(u32 n, u64 tag, u32 whole, u32 alone)
 {
 	struct bucket *b = bucket_at(n);
 	u64 found = 0;
-	u32 i;
+	u32 i = tag & (SLOTS - 1);
 
 	if (!b)
 		return BLOCK_ABSENT;
-	for (i = 0; i < SLOTS; i++)
-		if (READ_ONCE(b->tag[i]) == tag)
-			break;
-	if (i >= SLOTS)
-		return BLOCK_ABSENT;
+	if (READ_ONCE(b->tag[i]) != tag) {
+		for (i = 0; i < SLOTS; i++)
+			if (READ_ONCE(b->tag[i]) == tag)
+				break;
+		if (i >= SLOTS)
+			return BLOCK_ABSENT;
+	}
 	if (whole) {
 		bump(&b->self[i], alone);
 		return BLOCK_FOUND;
@@ -221,7 +226,7 @@ __noinline u64 touch_block(u32 n, u64 tag, u32 whole, u32 alone)
 }
 
 /* touch_block for a block that isn't at home. */
-static __inline_always u64 touch_away(u32 level, u64 tag, u32 whole, u32 alone)
+__noinline u64 touch_away(u32 level, u64 tag, u32 whole, u32 alone)
 {
 	u64 block = BLOCK_ABSENT;
 
@@ -262,10 +267,22 @@ static __inline_always u32 touch_cut(struct walk *w, u32 level, u64 block, u32 b
 	below >>= child;
 	if (!(below & 1))
 		return 0;
-	part = below >> PINDOWN_EPOCH_FAR_SHIFT & 1 ? touch_away(level, tag, 0, w->alone) :
-						      touch_block(home(parent, child / SLOTS), tag, 0, w->alone);
+	part = below >> PINDOWN_EPOCH_FAR_SHIFT & 1 ? touch_away(level, tag, 0, w->alone & 1) :
+						      touch_block(home(parent, child / SLOTS), tag, 0, w->alone & 1);
 	w->found |= part >> 32 & 1;
 	return part;
+}
+
+/*
+ * Touches the children in a set, not empty. To be alone is asked for once there
+ * are many.
+ */
+static __inline_always void touch_set(struct walk *w, u32 level, u64 first, u32 set, u32 below)
+{
+	w->found = 1;
+	if (!w->alone && set & (set - 1))
+		w->alone = ASKED | !__sync_val_compare_and_swap(&alone, 0, 1);
+	touch_children(level, first, set, below, w->alone & 1);
 }
 
 /* Touches the blocks of one level that the range overlaps, and goes down that level. */
@@ -295,18 +312,14 @@ __noinline u32 touch_level(struct walk *w, u32 level)
 		w->right = touch_cut(w, level, right, one ? below_left : below_right);
 	set = (one ? 1U << (to & 31) : 1U << FANOUT) - (1U << (from & 31));
 	set &= below_left & CHILDREN;
-	if (set) {
-		w->found = 1;
-		touch_children(level, make_tag(level, left & ~(u64)(FANOUT - 1)), set, below_left, w->alone);
-	}
+	if (set)
+		touch_set(w, level, make_tag(level, left & ~(u64)(FANOUT - 1)), set, below_left);
 	if (one)
 		return 0;
 	set = (1U << (to & 31)) - 1;
 	set &= below_right & CHILDREN;
-	if (set) {
-		w->found = 1;
-		touch_children(level, make_tag(level, right & ~(u64)(FANOUT - 1)), set, below_right, w->alone);
-	}
+	if (set)
+		touch_set(w, level, make_tag(level, right & ~(u64)(FANOUT - 1)), set, below_right);
 	return 0;
 }
 
@@ -350,9 +363,18 @@ __noinline u32 touch_somebody(u64 start, u64 end)
 		}
 		w.left = want_below;
 	}
-	if (w.left)
-		w.alone = !__sync_val_compare_and_swap(&alone, 0, 1);
-	for (s32 level = ROOT_LEVEL - 1; level >= 0 && w.left | w.right; level--)
+	s32 level = ROOT_LEVEL - 1;
+
+	/* As long as it is a part of one block. */
+	for (; level > 0 && w.left; level--) {
+		u32 shift = level * PINDOWN_EPOCH_FANOUT_SHIFT & 63;
+		u64 block = w.lo >> shift;
+
+		if (block != (w.hi - 1) >> shift || !((w.lo | w.hi) & ((1ULL << shift) - 1)))
+			break;
+		w.left = touch_cut(&w, level, block, w.left);
+	}
+	for (; level >= 0 && w.left | w.right; level--)
 		touch_level(&w, level);
 	if (w.found) {
 		u32 zero = 0;
@@ -361,7 +383,7 @@ __noinline u32 touch_somebody(u64 start, u64 end)
 		if (header)
 			count((u64 *)(header + PINDOWN_EPOCH_OFF_WORD), PINDOWN_EPOCH_GENERATION_ONE);
 	}
-	if (w.alone)
+	if (w.alone & 1)
 		leave();
 	return w.found;
 }
