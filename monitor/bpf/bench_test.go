@@ -274,16 +274,16 @@ func TestCost(t *testing.T) {
 			}
 		}
 		for i, op := range all {
-			line := fmt.Sprintf("%v/%s: %.0f ns", mode, op.name, median(slices.Clone(times[i][0])))
+			line := []string{fmt.Sprintf("%v/%s: %.0f ns", mode, op.name, median(slices.Clone(times[i][0])))}
 			for k, s := range states[1:] {
 				var shares []float64
 				for n, bare := range times[i][0] {
 					shares = append(shares, 100*(times[i][k+1][n]/bare-1))
 				}
 				mid := median(shares) // it sorts
-				line += fmt.Sprintf(", %s %+.1f %% (%+.0f … %+.0f)", s.name, mid, shares[len(shares)/4], shares[len(shares)*3/4])
+				line = append(line, fmt.Sprintf("%s %+.1f %% (%+.0f … %+.0f)", s.name, mid, shares[len(shares)/4], shares[len(shares)*3/4]))
 			}
-			t.Log(line)
+			t.Log(strings.Join(line, ", "))
 		}
 	})
 }
