@@ -71,7 +71,7 @@ type indexBucket struct {
 // is given to another entry only when e has no holders: so a holder may replace
 // the seen that he has loaded.
 type listing struct {
-	// span is e's first page, access and number of pages: see spanOf. Zero
+	// span is e's first page, lack of access and number of pages: see spanOf. Zero
 	// marks a free listing.
 	span atomic.Uint64
 	// seen is the table's word at the last check, with the mark in its lowest
@@ -90,7 +90,7 @@ const seenMark = 1
 // compares the stamp. No table's word is near it, since generations begin at 1.
 const seenNothing = uint64(2)
 
-// A span is first<<28 | access<<22 | inexact<<21 | pages. Inexact ones don't
+// A span is first<<28 | access that it lacks<<22 | inexact<<21 | pages. Inexact ones don't
 // begin and end at pages, or are too long: they give no number of pages, and the
 // entry itself must be looked at.
 const (
@@ -113,7 +113,8 @@ func spanOf(e *entry) uint64 {
 
 // spanAllows reports whether the span's entry has the given access.
 func spanAllows(span uint64, access Access) bool {
-	return uint64(access)<<spanAccessShift&span == 0
+	// Bits of access that nobody knows fall on the page's, and nobody has them.
+	return uint64(access)<<spanAccessShift&(span|^uint64(1<<spanFirstShift-1)) == 0
 }
 
 // spanCovers reports whether an exact span, of a listing in use, covers a page

@@ -183,11 +183,12 @@ func (l *Lane) claim(id uint64) (*hold, uint64) {
 		if old > holdCount {
 			continue
 		}
+		word := id | (old+1)&holdCount
+		h.put(word)
+		// After it: Stats would count a lap too many between the two.
 		if old == holdCount {
 			l.laps.Store(l.laps.Load() + 1)
 		}
-		word := id | (old+1)&holdCount
-		h.put(word)
 		return h, word
 	}
 	return nil, 0
