@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"strconv"
 	"sync/atomic"
@@ -30,6 +31,21 @@ func steps(normal, short int) int {
 		return short
 	}
 	return normal
+}
+
+// randomSeed returns the seed of a random test, and whether PINDOWN_SEED gives it.
+func randomSeed(t *testing.T) (seed uint64, given bool) {
+	t.Helper()
+	seed = rand.Uint64() >> 16
+	if s := os.Getenv("PINDOWN_SEED"); s != "" {
+		var err error
+		if seed, err = strconv.ParseUint(s, 0, 64); err != nil {
+			t.Fatalf("PINDOWN_SEED: %v", err)
+		}
+		given = true
+	}
+	t.Logf("PINDOWN_SEED=%d", seed)
+	return seed, given
 }
 
 // injected is a rig on a fake monitor.

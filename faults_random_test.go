@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
@@ -359,9 +357,9 @@ func TestRandomHistories(t *testing.T) {
 		seeds = 20
 	}
 	forks := 0
-	base := rand.Uint64() >> 16
-	if s, err := strconv.ParseUint(os.Getenv("PINDOWN_SEED"), 0, 64); err == nil {
-		base, seeds = s, 1
+	base, given := randomSeed(t)
+	if given {
+		seeds = 1
 	}
 	for i := range seeds {
 		seed := base + uint64(i)

@@ -48,10 +48,8 @@ const (
 )
 
 type indexTable struct {
-	levels atomic.Uint32 // bit l: something is listed at level l
-	// short is one more than the pages, but for the first, of requests that are
-	// looked for at level 0: 15, or none if nothing is listed there.
-	short   atomic.Uint64
+	levels  atomic.Uint32 // bit l: something is listed at level l
+	short   atomic.Uint64 // requests of up to so many pages are looked for at level 0
 	buckets []indexBucket
 }
 

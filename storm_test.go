@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"runtime"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -411,11 +409,7 @@ func (s *storm) run(seed uint64) {
 // TestStorm: under tiny limits and faults nothing stale is served, no limit is
 // exceeded, nothing hangs, and nothing is left.
 func TestStorm(t *testing.T) {
-	seed := rand.Uint64()
-	if s, err := strconv.ParseUint(os.Getenv("PINDOWN_SEED"), 10, 64); err == nil {
-		seed = s
-	}
-	t.Logf("seed %d", seed)
+	seed, _ := randomSeed(t)
 	for i, w := range []weather{
 		{o: pindown.Options{MaxRegions: 1, MaxBytes: 1 << 30}},
 		{o: pindown.Options{MaxRegions: 1000, MaxBytes: page}},

@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"github.com/pindown/pindown"
-	"github.com/pindown/pindown/device"
-	"github.com/pindown/pindown/device/iouring"
 	"github.com/pindown/pindown/monitor/manual"
 	"github.com/pindown/pindown/vm"
 )
@@ -23,13 +21,7 @@ func BenchmarkUpdateUring(b *testing.B) {
 		bytes int
 	}{{"4KiB", 4 << 10}, {"64KiB", 64 << 10}, {"1MiB", 1 << 20}} {
 		b.Run(size.name, func(b *testing.B) {
-			dev, err := iouring.Open(nil)
-			if errors.Is(err, device.ErrNotSupported) {
-				b.Skip(err)
-			}
-			if err != nil {
-				b.Fatal(err)
-			}
+			dev := openUring(b)
 			mon, err := manual.New(nil)
 			if err != nil {
 				b.Fatal(err)

@@ -88,20 +88,26 @@ func TestUpdateFailures(t *testing.T) {
 					release(t, &reg)
 					return
 				}
-				u, err = reg.Update(t.Context(), c.policy)
-				if c.keys == meanDead {
-					if u.Outcome != pindown.UpdateGone || !errors.Is(err, device.ErrRegistrationLost) {
-						t.Errorf("update of what is lost: %+v, %v", u, err)
-					}
-				} else {
-					if u.Outcome != pindown.UpdateDone || err != nil {
-						t.Errorf("second update: %+v, %v", u, err)
-					}
-					r.expectKey(t, rng, key, meanNew)
-				}
+				r.updateAgain(t, reg, c.policy, key, c.keys)
 				release(t, &reg)
 			})
 		}
+	}
+}
+
+// updateAgain updates what a failed update has left, whose keys mean this.
+func (r *simRig) updateAgain(t *testing.T, reg pindown.Region, policy pindown.UpdatePolicy, key uint32, keys keysMean) {
+	t.Helper()
+	u, err := reg.Update(t.Context(), policy)
+	switch {
+	case keys == meanDead:
+		if u.Outcome != pindown.UpdateGone || !errors.Is(err, device.ErrRegistrationLost) {
+			t.Errorf("update of what is lost: %+v, %v", u, err)
+		}
+	case u.Outcome != pindown.UpdateDone || err != nil:
+		t.Errorf("second update: %+v, %v", u, err)
+	default:
+		r.expectKey(t, reg.Range(), key, meanNew)
 	}
 }
 
@@ -330,16 +336,8 @@ func TestUpdateOvertakenFails(t *testing.T) {
 			}
 			// Old pages here are those of the first try, which the operation unmapped.
 			r.expectKey(t, rng, key, c.keys)
-			u, err = reg.Update(t.Context(), c.policy)
-			if c.keys == meanDead {
-				if u.Outcome != pindown.UpdateGone || !errors.Is(err, device.ErrRegistrationLost) {
-					t.Errorf("update of what is lost: %+v, %v", u, err)
-				}
-			} else {
-				if u.Outcome != pindown.UpdateDone || err != nil {
-					t.Errorf("second update: %+v, %v", u, err)
-				}
-				r.expectKey(t, rng, key, meanNew)
+			r.updateAgain(t, reg, c.policy, key, c.keys)
+			if c.keys != meanDead {
 				check(t, "registrations", r.Stats().Register.Count, 1)
 			}
 			release(t, &reg)

@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"runtime"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -788,14 +786,7 @@ func TestUpdateTurmoil(t *testing.T) {
 	if testing.Short() || raceDetector {
 		rounds = 8
 	}
-	seed := rand.Uint64()
-	if s := os.Getenv("PINDOWN_SEED"); s != "" {
-		var err error
-		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("seed %d (PINDOWN_SEED)", seed)
+	seed, _ := randomSeed(t)
 	var counts [16]uint64
 	for round := range rounds {
 		rnd := rand.New(rand.NewPCG(seed, uint64(round)))

@@ -5,9 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -690,22 +688,12 @@ func (h *history) end() {
 
 // TestUpdateHistory: update × work × VM operation × close, at random.
 func TestUpdateHistory(t *testing.T) {
-	steps := 1_000_000
-	if testing.Short() || raceDetector {
-		steps = 30_000
-	}
-	seed := rand.Uint64()
-	if s := os.Getenv("PINDOWN_SEED"); s != "" {
-		var err error
-		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
+	n := steps(1_000_000, 30_000)
+	seed, _ := randomSeed(t)
 	for _, onStale := range []pindown.StalePolicy{pindown.StaleDrop, pindown.StaleUpdate} {
 		t.Run(onStale.String(), func(t *testing.T) {
-			t.Logf("seed %d (PINDOWN_SEED)", seed)
 			h := newHistory(t, seed, onStale)
-			for range steps / 2 {
+			for range n / 2 {
 				h.step()
 			}
 			h.end()

@@ -23,16 +23,7 @@ import (
 func TestUpdateUring(t *testing.T) {
 	for _, policy := range policies() {
 		t.Run(policy.String(), func(t *testing.T) {
-			dev, err := iouring.Open(nil)
-			if errors.Is(err, device.ErrNotSupported) {
-				if os.Getenv("CI") == "true" {
-					t.Fatalf("needs io_uring: %v", err)
-				}
-				t.Skipf("needs io_uring: %v", err)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			dev := openUring(t)
 			mon, err := manual.New(nil)
 			if err != nil {
 				t.Fatal(err)
@@ -107,15 +98,21 @@ func TestUpdateUring(t *testing.T) {
 	}
 }
 
-// TestUpdateUringDrains: a strict update waits for somebody else to take the completions.
-func TestUpdateUringDrains(t *testing.T) {
+func openUring(tb testing.TB) *iouring.Device {
+	tb.Helper()
 	dev, err := iouring.Open(nil)
 	if errors.Is(err, device.ErrNotSupported) && os.Getenv("CI") != "true" {
-		t.Skipf("needs io_uring: %v", err)
+		tb.Skipf("needs io_uring: %v", err)
 	}
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
+	return dev
+}
+
+// TestUpdateUringDrains: a strict update waits for somebody else to take the completions.
+func TestUpdateUringDrains(t *testing.T) {
+	dev := openUring(t)
 	mon, err := manual.New(nil)
 	if err != nil {
 		t.Fatal(err)

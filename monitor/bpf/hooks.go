@@ -101,6 +101,10 @@ func resolveSet(spec *btf.Spec, names []string) ([]target, error) {
 	return set, nil
 }
 
+// hookArguments is how many arguments the programs can read: those in registers on
+// amd64. See argument in src/monitor.c.
+const hookArguments = 6
+
 // resolve finds a function's arguments by name and type.
 func resolve(spec *btf.Spec, name string) (target, error) {
 	var fn *btf.Func
@@ -128,6 +132,9 @@ func resolve(spec *btf.Spec, name string) (target, error) {
 	if to := indexOf(proto, []string{"new_addr"}); to >= 0 {
 		t.hook.Start2 = uint32(to)
 		t.hook.Flags |= hookMove
+	}
+	if max(t.hook.VMA, t.hook.Start, t.hook.End, t.hook.Start2) >= hookArguments {
+		return target{}, fmt.Errorf("kernel function %s: more parameters than the programs read: %v", name, proto.Params)
 	}
 	return t, nil
 }
