@@ -344,11 +344,15 @@ func TestCountsSurviveLoss(t *testing.T) {
 	}
 }
 
-// full is a disk that gets full.
-type full struct{ left int }
+// full is a disk that gets full: after so many bytes, or when a file is there.
+type full struct {
+	left  int
+	since string
+}
 
 func (f *full) Write(b []byte) (int, error) {
-	if f.left -= len(b); f.left < 0 {
+	_, err := os.Stat(f.since)
+	if f.left -= len(b); f.left < 0 || err == nil {
 		return 0, syscall.ENOSPC
 	}
 	return len(b), nil
@@ -358,14 +362,13 @@ func (f *full) Write(b []byte) (int, error) {
 // an error; the program and its profile go on.
 func TestDiskFull(t *testing.T) {
 	program := compile(t, "churn")
-	const plenty = 1 << 30
-	disk := &full{plenty}
-	profileIt(t, &Options{Command: []string{program}, Trace: disk})
-	whole := plenty - disk.left
-	for _, room := range []int{2000, whole * 9 / 10} { // in the middle, at the end
-		res, err := Run(context.Background(), &Options{Command: []string{program}, Trace: &full{room}})
+	over := filepath.Join(t.TempDir(), "over")
+	for _, disk := range []*full{{left: 2000}, {left: 1 << 30, since: over}} { // in the middle, at the end
+		res, err := Run(context.Background(), &Options{
+			Command: []string{"sh", "-c", `"$0"; code=$?; : >"$1"; exit $code`, program, over}, Trace: disk,
+		})
 		if !errors.Is(err, syscall.ENOSPC) || res == nil {
-			t.Fatalf("room for %d of %d bytes: result %v, error %v", room, whole, res != nil, err)
+			t.Fatalf("result %v, error %v", res != nil, err)
 		}
 		const rounds = 200 + 3*50 + 30
 		if o := res.Operations["mremap"]; res.ExitCode != 3 || o == nil || o.Count != rounds {
@@ -373,6 +376,9 @@ func TestDiskFull(t *testing.T) {
 		}
 		if !slices.ContainsFunc(res.Notes, func(n string) bool { return strings.HasPrefix(n, "the recording ends early: ") }) {
 			t.Errorf("notes: %q", res.Notes)
+		}
+		if err := os.Remove(over); err != nil {
+			t.Error(err)
 		}
 	}
 	if _, err := Run(context.Background(), &Options{Command: []string{program}, Trace: &full{}}); !errors.Is(err, syscall.ENOSPC) {
