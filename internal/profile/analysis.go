@@ -114,6 +114,7 @@ func newAnalysis(began time.Duration, sp *spaces, stack func(uint64) []uint64, w
 // event takes in one event.
 func (a *analysis) event(e *probe.Event) {
 	a.events++
+	a.spaces.upTo(e.Time)
 	switch {
 	case e.What.Operation():
 		a.operation(e)

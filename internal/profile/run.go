@@ -144,6 +144,8 @@ func Run(ctx context.Context, opts *Options) (_ *Result, err error) {
 	defer func() { err = errors.Join(err, r.probe.Close()) }()
 	if r.side, err = probe.OpenSideband(); err != nil {
 		r.note("functions of programs that end soon aren't named: %v", err)
+	} else {
+		r.spaces.side = r.side
 	}
 	defer func() {
 		if r.side != nil {
@@ -387,7 +389,7 @@ func (r *run) stopTrace(err error) {
 
 // drain takes in what happened.
 func (r *run) drain() error {
-	r.spaces.drain(r.side, now())
+	r.spaces.drain(now())
 	if err := r.probe.Drain(r.a.event); err != nil {
 		return err
 	}

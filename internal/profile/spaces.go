@@ -30,10 +30,20 @@ type spaces struct {
 	modules map[string]*module
 	open    int
 	fresh   []*module // that weren't there at the last takeNew
+	// side tells, until is the time of which it has told everything, and early
+	// what it has told of later. Each CPU has a buffer, which are read one after the
+	// other: only so is all in order.
+	side  sideband
+	until time.Duration
+	early []probe.Record
 	// strangers are records of processes that may turn out to be followed.
 	strangers []probe.Record
-	batch     []probe.Record
 	lost      uint64
+}
+
+// sideband is a probe.Sideband.
+type sideband interface {
+	Drain(func(*probe.Record))
 }
 
 // space is an address space: from a fork or an exec on.
@@ -86,17 +96,25 @@ func (s *spaces) follow(pid uint32) {
 	s.strangers = rest
 }
 
-// drain takes what the side band has.
-func (s *spaces) drain(b *probe.Sideband, now time.Duration) {
-	if b == nil {
+// upTo sees to it that everything up to a time that has passed is known.
+func (s *spaces) upTo(t time.Duration) {
+	if t > s.until {
+		s.drain(now())
+	}
+}
+
+// drain takes what the side band has. Whatever happened up to now is in its
+// buffers.
+func (s *spaces) drain(now time.Duration) {
+	s.until = now
+	if s.side == nil {
 		return
 	}
-	s.batch = s.batch[:0]
-	b.Drain(func(r *probe.Record) { s.batch = append(s.batch, *r) })
-	// Each CPU's records are in order, together they aren't.
-	slices.SortStableFunc(s.batch, func(a, b probe.Record) int { return cmp.Compare(a.Time, b.Time) })
-	for i := range s.batch {
-		r := &s.batch[i]
+	s.side.Drain(func(r *probe.Record) { s.early = append(s.early, *r) })
+	slices.SortStableFunc(s.early, func(a, b probe.Record) int { return cmp.Compare(a.Time, b.Time) })
+	n := 0
+	for ; n < len(s.early) && s.early[n].Time <= now; n++ {
+		r := &s.early[n]
 		switch {
 		case r.Kind == probe.RecordLost:
 			s.lost += r.Length
@@ -106,9 +124,10 @@ func (s *spaces) drain(b *probe.Sideband, now time.Duration) {
 			s.strangers = append(s.strangers, *r)
 		}
 	}
+	s.early = slices.Delete(s.early, 0, n)
 	s.strangers = slices.DeleteFunc(s.strangers, func(r probe.Record) bool { return r.Time < now-strangersFor })
-	if n := len(s.strangers) - maxStrangers; n > 0 {
-		s.strangers = slices.Delete(s.strangers, 0, n)
+	if over := len(s.strangers) - maxStrangers; over > 0 {
+		s.strangers = slices.Delete(s.strangers, 0, over)
 	}
 }
 
